@@ -155,7 +155,7 @@ def _generate(arguments):
     trace = Trace(arguments.gamma, done)
     console.print("\n")
     console.print(Text.assemble("colours: ", *[(f"{name} ", style) for name, style in STYLES.items()]))
-    console.print(_statistics(trace))
+    print(_statistics(trace))
     return 0
 
 
@@ -264,13 +264,11 @@ def _report(arguments):
 
 def _show(result, figure=None):
     """Print table and verdict of a result; draw its figure where a path is given."""
-    from rich.console import Console
-
     from specnb import plots, verdict
 
     rows = verdict.frame(result)
     table = verdict.summary(rows)
-    Console().print(_table(table))
+    print(_table(table))
     failed = [row for row in result["rows"] if row["status"] != "ok"]
     if failed:
         print(f"{len(failed)} of {len(result['rows'])} rows did not finish; the first: {failed[0]['status']}")
@@ -282,41 +280,48 @@ def _show(result, figure=None):
 
 
 def _table(table):
-    from rich.table import Table
-
-    columns = {
-        "T": lambda r: f"{r.temperature:g}",
-        "drafter": lambda r: r.drafter,
-        "gamma": lambda r: f"{r.gamma}",
-        "ms/token": lambda r: f"{1000 * r.sec_per_token:.1f}",
-        "speed-up": lambda r: f"{r.speedup:.2f}",
-        "95 % interval": lambda r: f"{r.low:.2f}-{r.high:.2f}",
-        "tokens/round": lambda r: f"{r.tokens_per_round:.2f}",
-        "accepted/drafted": lambda r: "-" if r.gamma == 0 else f"{r.accepted_fraction:.2f}",
-        "break-even": lambda r: "-" if r.gamma == 0 else f"{r.break_even_fraction:.2f}",
-        "wasted/token": lambda r: f"{r.wasted_per_token:.2f}",
-        "draft+verify+other ms/round": lambda r: " + ".join(
-            f"{1000 * r[f'{phase}_sec_per_round']:.1f}" for phase in ("draft", "verify", "other")
-        ),
+    """The summary as aligned text; break-even is the accepted/drafted at which a round has paid for its extra time."""
+    phases = table[["draft_sec_per_round", "verify_sec_per_round", "other_sec_per_round"]] * 1000
+    shown = table.assign(
+        interval=[f"{low:.2f}-{high:.2f}" for low, high in zip(table.low, table.high, strict=True)],
+        ms_per_token=(1000 * table.sec_per_token).map("{:.1f}".format),
+        phases_ms=[" + ".join(f"{ms:.1f}" for ms in row) for row in phases.to_numpy()],
+    )
+    names = {
+        "temperature": "T",
+        "drafter": "drafter",
+        "gamma": "gamma",
+        "ms_per_token": "ms/token",
+        "speedup": "speed-up",
+        "interval": "95 % interval",
+        "tokens_per_round": "tokens/round",
+        "accepted_fraction": "accepted/drafted",
+        "break_even_fraction": "break-even",
+        "wasted_per_token": "wasted/token",
+        "phases_ms": "draft + verify + other ms/round",
     }
-    shown = Table(*columns)
-    for _, line in table.iterrows():
-        shown.add_row(*[show(line) for show in columns.values()])
-    return shown
+    shown = shown[list(names)].rename(columns=names)
+    return shown.to_string(index=False, float_format="{:.2f}".format, na_rep="-", formatters={"T": "{:g}".format})
 
 
 def _gammas(text):
     values = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        values.update(range(int(first), int(last or first) + 1))
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            values.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        values.clear()
     if not values:
-        raise argparse.ArgumentTypeError(f"{text!r} names no draft length; write 0-8 or 1,2,4")
+        raise argparse.ArgumentTypeError(f"{text!r} names no draft lengths; write them like 0-8 or 1,2,4")
     return sorted(values)
 
 
 def _floats(text):
-    return [float(part) for part in text.split(",")]
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of temperatures; write them like 0,0.7,1") from error
 
 
 if __name__ == "__main__":

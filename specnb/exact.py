@@ -12,7 +12,8 @@ def accept_prob(target_row, draft_row, token):
 
     Examples
     --------
-    >>> target, draft = [Fraction(6, 10), Fraction(3, 10), Fraction(1, 10)], [Fraction(2, 10), Fraction(5, 10), Fraction(3, 10)]
+    >>> target = [Fraction(6, 10), Fraction(3, 10), Fraction(1, 10)]
+    >>> draft = [Fraction(2, 10), Fraction(5, 10), Fraction(3, 10)]
     >>> [str(accept_prob(target, draft, x)) for x in range(3)]
     ['1', '3/5', '1/3']
     """
@@ -40,7 +41,8 @@ def step_law(target_row, draft_row):
 
     Examples
     --------
-    >>> target, draft = [Fraction(6, 10), Fraction(3, 10), Fraction(1, 10)], [Fraction(2, 10), Fraction(5, 10), Fraction(3, 10)]
+    >>> target = [Fraction(6, 10), Fraction(3, 10), Fraction(1, 10)]
+    >>> draft = [Fraction(2, 10), Fraction(5, 10), Fraction(3, 10)]
     >>> step_law(target, draft) == target
     True
     """

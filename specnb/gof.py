@@ -12,7 +12,7 @@ import numpy as np
 
 
 class GofResult(NamedTuple):
-    """Outcome of a test. `verdict` is "pass", "fail" or "cannot test"; `num_pooled` counts the cells merged into one."""
+    """Outcome of a test; `verdict` is "pass", "fail" or "cannot test", `num_pooled` the cells merged into one."""
 
     statistic: float
     dof: int

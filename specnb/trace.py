@@ -36,10 +36,7 @@ class Round:
     @property
     def sources(self):
         """Where each emitted token came from: "accepted", then "recovered", "bonus" or, with no drafts, "plain"."""
-        if self.num_drafted == 0:
-            last = "plain"
-        else:
-            last = "bonus" if self.num_accepted == self.num_drafted else "recovered"
+        last = "plain" if self.num_drafted == 0 else "bonus" if self.num_accepted == self.num_drafted else "recovered"
         return ["accepted"] * self.num_accepted + [last] * (self.num_emitted - self.num_accepted)
 
 
@@ -134,7 +131,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Generation:
-    """`ids` are the new tokens only; `stop_reason` is "eos" (then the last id is the end-of-sequence id) or "length"."""
+    """`ids` are the new tokens only; `stop_reason` is "eos" (the last id is then an end-of-sequence id) or "length"."""
 
     ids: list[int]
     stop_reason: str

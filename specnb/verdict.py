@@ -13,9 +13,11 @@ import pandas as pd
 
 from specnb import theory
 
+PLAIN = ("-", 0)  # Drafter and gamma of plain decoding.
 NUM_RESAMPLES = 4000
 PHASES = ("draft_sec", "verify_sec", "other_sec")
 COUNTS = ("num_tokens", "num_rounds", "num_drafted", "num_accepted", "num_tested", "num_undrafted")
+FEW_PROMPTS = 10
 LOOP_PERCENT = 20  # Rows with a larger share of repeated 4-grams are loops: lookup accepts everything there.
 
 
@@ -42,7 +44,7 @@ def frame(result):
             {
                 **{k: v for k, v in row.items() if k != "rounds"},
                 **prompts[row["prompt_id"]],
-                "drafter": row["drafter"] or "none",
+                "drafter": row["drafter"] or "-",
                 "total_sec": row["ttft_sec"] + row["decode_sec"],
                 "num_rounds": len(rounds),
                 "num_drafted": int(drafted.sum()),
@@ -118,10 +120,10 @@ def _resampled_speedups(part):
     arms = ["drafter", "gamma"]
     sec = weighted.pivot_table(index="prompt_id", columns=arms, values="sec", aggfunc="sum")
     tokens = weighted.pivot_table(index="prompt_id", columns=arms, values="tokens", aggfunc="sum")
-    if ("none", 0) not in sec.columns:
+    if PLAIN not in sec.columns:
         raise ValueError("the result holds no plain decoding (gamma 0) to compare with")
     chosen = np.random.default_rng(0).integers(len(sec), size=(NUM_RESAMPLES, len(sec)))
-    base_sec, base_tokens = sec["none", 0].to_numpy(), tokens["none", 0].to_numpy()
+    base_sec, base_tokens = sec[PLAIN].to_numpy(), tokens[PLAIN].to_numpy()
     speedups = {}
     for arm in sec.columns:
         # A prompt that ran out of memory in one arm is left out of both sides of that arm's ratio.
@@ -158,6 +160,8 @@ class Verdict:
             f"{name}: {_name(best)} decodes {best.speedup:.2f}x as fast as plain decoding (95 % interval "
             f"{best.low:.2f}-{best.high:.2f} over n = {self.num_prompts} prompts)."
         ]
+        if self.num_prompts < FEW_PROMPTS:
+            lines.append(f"  With fewer than {FEW_PROMPTS} prompts the interval itself is rough; measure more.")
         if self.tied:
             lines.append(f"  It cannot be told from {', '.join(self.tied)} on these prompts.")
         lines.append(

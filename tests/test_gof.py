@@ -1,0 +1,137 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specnb.gof import chi_square, sample_size, two_sample
+
+LAW = [0.5, 0.3, 0.2]
+POWER_TABLE = [  # wrong rule's law on p=(.5,.3,.2), q=(.2,.3,.5) and the n to reject it, level .001, power .99
+    ([0.35, 0.39, 0.26], 392),
+    ([0.2, 0.3, 0.5], 56),
+    ([0.7, 0.3, 0.0], 126),
+    ([0.81, 0.09, 0.10], 91),
+    ([0.6, 0.0, 0.4], 68),
+    ([0.375, 0.375, 0.25], 564),
+    ([0.3, 0.3, 0.4], 126),
+]
+
+
+def test_the_statistic_is_pearsons():
+    counts = np.array([520, 290, 190])
+    expected = 1000 * np.array(LAW)
+    result = chi_square(counts, LAW)
+    assert result.statistic == pytest.approx(((counts - expected) ** 2 / expected).sum())
+    assert (result.dof, result.n, result.num_pooled, result.verdict) == (2, 1000, 0, "pass")
+    assert result.p_value == pytest.approx(stats.chi2.sf(result.statistic, 2))
+
+
+def test_observed_and_expected_are_not_swapped():
+    # scipy's argument order: 39.2 for obs [10, 20, 70] against [30, 30, 40]; swapped it would be 57.9.
+    assert chi_square([10, 20, 70], [0.3, 0.3, 0.4]).statistic == pytest.approx(39.1667, abs=1e-3)
+
+
+def test_float32_probabilities_of_a_large_vocabulary_do_not_raise():
+    # scipy #13362: totals must agree to 1.5e-8, which 50,000 float32 probabilities do not.
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=50_000).astype(np.float32)
+    probs = np.exp(logits) / np.exp(logits).sum(dtype=np.float32)
+    counts = rng.multinomial(100_000, probs.astype(np.float64) / probs.astype(np.float64).sum())
+    assert chi_square(counts, probs).verdict == "pass"
+
+
+def test_proportions_are_refused():
+    # They would lose n: [.6, .4] against [.5, .5] gives p = .84 where 1000 draws give 2.5e-10.
+    with pytest.raises(ValueError, match="not proportions"):
+        chi_square([0.6, 0.4], [0.5, 0.5])
+    assert chi_square([600, 400], [0.5, 0.5]).p_value == pytest.approx(2.5e-10, rel=0.1)
+
+
+def test_one_count_on_an_impossible_token_fails_at_any_n():
+    assert chi_square([1, 0, 1], [0.5, 0.5, 0.0]).verdict == "fail"
+    assert chi_square([0, 1], [1.0, 0.0]).p_value == 0
+    assert chi_square([500, 500, 0], [0.5, 0.5, 0.0]).verdict == "pass"
+
+
+def test_small_cells_are_pooled_and_kept():
+    probs = [0.4, 0.4] + [0.002] * 100
+    counts = [200, 200] + [1] * 100
+    result = chi_square(counts, probs)
+    assert (result.num_pooled, result.dof, result.verdict) == (100, 2, "pass")
+    moved = chi_square([250, 250] + [0] * 100, probs)  # the whole tail is missing, each cell of it expects one
+    assert moved.verdict == "fail"
+
+
+def test_the_merged_cell_reaches_the_minimum_too():
+    result = chi_square([50, 30, 19, 1], [0.5, 0.3, 0.19, 0.01])
+    assert (result.num_pooled, result.dof) == (2, 2)
+
+
+def test_what_cannot_be_tested_says_so():
+    for counts, probs in (([3, 2], [0.5, 0.5]), ([7], [1.0]), ([0, 0], [0.5, 0.5])):
+        result = chi_square(counts, probs)
+        assert result.verdict == "cannot test" and math.isnan(result.p_value)
+    assert two_sample([5, 5], [0, 0]).verdict == "cannot test"
+
+
+def test_nan_never_passes():
+    for bad in ([float("nan"), 1], [1, float("nan")]):
+        with pytest.raises(ValueError, match="NaN"):
+            chi_square(bad, [0.5, 0.5])
+        with pytest.raises(ValueError, match="NaN"):
+            chi_square([5, 5], bad)
+        with pytest.raises(ValueError, match="NaN"):
+            two_sample(bad, [5, 5])
+
+
+@pytest.mark.parametrize("probs", [[0.5, 0.4], [1.2, -0.2], [[0.5, 0.5]]])
+def test_what_is_no_law_is_refused(probs):
+    with pytest.raises(ValueError, match="probs"):
+        chi_square([5, 5], probs)
+    with pytest.raises(ValueError, match="shape"):
+        chi_square([5, 5, 5], [0.5, 0.5])
+
+
+@pytest.mark.parametrize(("alternative", "n"), POWER_TABLE)
+def test_sample_sizes_of_the_power_table(alternative, n):
+    assert sample_size(LAW, alternative) == n
+
+
+def test_the_softmax_residual_needs_270_draws():
+    # Its law is printed to three digits in the table, so it is computed here.
+    excess = np.exp(np.maximum(np.array([0.5, 0.3, 0.2]) - np.array([0.2, 0.3, 0.5]), 0))
+    law = np.minimum([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]) + 0.3 * excess / excess.sum()
+    assert sample_size(LAW, law) == 270
+
+
+def test_sample_size_where_the_alternative_leaves_the_support():
+    assert sample_size([0.5, 0.5, 0], [0.5, 0.4, 0.1]) == math.ceil(math.log(0.01) / math.log(0.9))
+    with pytest.raises(ValueError, match="same law"):
+        sample_size(LAW, LAW)
+
+
+def test_the_level_is_kept_and_the_power_reached():
+    """2,000 repeats at n = 392: false alarms of the right law at level .05, rejections of the wrong one at .001.
+
+    Binomial 99.99 % limits around 2000 x .05 are 63..139; the power at this n is .99 (n = 2000, at least .98).
+    """
+    rng = np.random.default_rng(1)
+    right = sum(chi_square(c, LAW, alpha=0.05).verdict == "fail" for c in rng.multinomial(392, LAW, size=2000))
+    wrong = rng.multinomial(392, POWER_TABLE[0][0], size=2000)
+    assert 63 <= right <= 139, right
+    assert sum(chi_square(c, LAW).verdict == "fail" for c in wrong) >= 1960
+
+
+def test_two_samples_of_one_law_pass_and_of_two_laws_fail():
+    rng = np.random.default_rng(2)
+    probs = rng.dirichlet(np.full(200, 0.3))
+    same = two_sample(rng.multinomial(5000, probs), rng.multinomial(20_000, probs))
+    assert same.verdict == "pass" and same.num_pooled > 0
+    other = np.roll(probs, 1)
+    assert two_sample(rng.multinomial(5000, probs), rng.multinomial(20_000, other)).verdict == "fail"
+
+
+def test_fractions_are_welcome():
+    assert chi_square([60, 30, 10], [Fraction(6, 10), Fraction(3, 10), Fraction(1, 10)]).statistic == 0

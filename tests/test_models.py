@@ -1,0 +1,167 @@
+import json
+
+import pytest
+import torch
+
+from specnb.models import CausalLM, TableModel, check_same_vocabulary
+from tests.conftest import VOCAB, tiny_model
+
+FAMILIES = ["Llama", "Qwen2", "GPTNeoX"]
+
+
+def tokenizer_of(words):
+    """A word-level tokenizer made on the spot: the given words have ids 0, 1, ..."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=words[0], eos_token=words[1])
+
+
+WORDS = ["[unk]", "[eos]", *(f"w{i}" for i in range(VOCAB - 2))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_forward_gives_the_rows_of_many(tiny, family):
+    model, ids = tiny(family), torch.randint(VOCAB, (1, 12))
+    together = model.forward(ids, num_logits=12)
+    model.reset()
+    alone = torch.cat([model.forward(ids[:, i : i + 1], num_logits=1) for i in range(12)], 1)
+    assert torch.allclose(together, alone, atol=1e-12) and model.length == 12
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kept", [10, 9, 1, 0])
+def test_a_rollback_leaves_the_prefix_bit_identical_and_nothing_else(tiny, family, kept):
+    # huggingface/transformers #47433: `crop` raised, removed nothing or emptied the cache, by version.
+    model, ids = tiny(family), torch.randint(VOCAB, (1, 10))
+    model.forward(ids, num_logits=1)
+    before = [(k[:, :, :kept].clone(), v[:, :, :kept].clone()) for k, v, *_ in model._cache._cache]
+    model.rollback(kept)
+    assert model.length == kept
+    if kept:
+        for (keys, values), (k, v, *_) in zip(before, model._cache._cache, strict=True):
+            assert torch.equal(keys, k) and torch.equal(values, v)
+    model.rollback(kept + 5)  # nothing to remove
+    assert model.length == kept
+
+
+def test_only_the_logits_asked_for_are_computed(tiny):
+    # huggingface/transformers #30860: the head ran on every row of the prompt.
+    model = tiny()
+    widths = []
+    model.model.lm_head.register_forward_hook(lambda module, args, output: widths.append(output.shape[1]))
+    model.forward(torch.randint(VOCAB, (1, 50)), num_logits=3)
+    assert widths == [3]
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("Mistral", {"sliding_window": 8}, "sliding_window=8"),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding-window"),
+    ],
+)
+def test_a_cache_that_cannot_roll_back_is_refused_by_name(family, options, message):
+    # huggingface/transformers PR #48280: rollback needs entries the window has evicted.
+    with pytest.raises(ValueError, match=message):
+        CausalLM(tiny_model(family, **options), name="windowed")
+
+
+def test_a_recurrent_state_is_refused_by_name():
+    # ml-explore/mlx-lm PR #1109: trimming was a no-op, so rejected drafts stayed.
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(ValueError, match="recurrent state"):
+        CausalLM(MambaForCausalLM(config))
+
+
+def test_an_encoder_decoder_is_refused_by_name():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(ValueError, match="encoder-decoder"):
+        CausalLM(T5ForConditionalGeneration(config))
+
+
+def test_a_crop_that_does_nothing_is_noticed(tiny):
+    model = tiny()
+    model.forward(torch.randint(VOCAB, (1, 5)), num_logits=1)
+    model._cache._cache.crop = lambda count: None
+    with pytest.raises(RuntimeError, match="5 tokens after a rollback to 3"):
+        model.rollback(3)
+
+
+def test_a_local_folder_without_a_tokenizer_loads(tmp_path):
+    tiny_model("Llama").save_pretrained(tmp_path)
+    model = CausalLM.from_pretrained(tmp_path, dtype="float64")
+    assert model.tokenizer is None and model.vocab_size == VOCAB
+    assert model.describe()["id"] == tmp_path.name and str(tmp_path.parent) not in json.dumps(model.describe())
+
+
+def test_padded_embedding_rows_are_left_out(tmp_path):
+    # vllm-project/vllm #7252: Qwen2's head is wider than its tokenizer.
+    tiny_model("Llama").save_pretrained(tmp_path)
+    tokenizer_of(WORDS[:50]).save_pretrained(tmp_path)
+    model = CausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert model.vocab_size == 50
+    assert model.forward(torch.tensor([[1, 2]]), num_logits=2).shape == (1, 2, 50)
+
+
+def test_a_tokenizer_with_more_ids_than_embeddings_is_refused():
+    # huggingface/transformers #23401: [PAD] was added at id = vocabulary size, an IndexError later.
+    with pytest.raises(ValueError, match=f"{VOCAB + 1} ids but the model only {VOCAB}"):
+        CausalLM(tiny_model("Llama"), tokenizer_of([*WORDS, "[pad]"]))
+
+
+def test_vocabularies_are_compared_by_content():
+    # ggml-org/llama.cpp PR #3812: same size, two ids swapped.
+    swapped = [*WORDS[:5], WORDS[6], WORDS[5], *WORDS[7:]]
+    target = CausalLM(tiny_model("Llama"), tokenizer_of(WORDS), name="big")
+    check_same_vocabulary(target, CausalLM(tiny_model("Llama"), tokenizer_of(WORDS)))
+    with pytest.raises(ValueError, match=r"big .*small .*'w\d' is id \d in one and \d in the other"):
+        check_same_vocabulary(target, CausalLM(tiny_model("Llama"), tokenizer_of(swapped), name="small"))
+
+
+def test_sizes_are_compared_where_a_tokenizer_is_missing():
+    with pytest.raises(ValueError, match="61 and 40 tokens"):
+        check_same_vocabulary(CausalLM(tiny_model("Llama")), CausalLM(tiny_model("Llama", vocab_size=40)))
+
+
+def test_a_model_that_is_not_there_is_a_clear_error(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"cannot load the model .*empty.*local folder"):
+        CausalLM.from_pretrained(tmp_path / "empty")
+
+
+def test_weights_that_would_be_unpickled_are_refused(tmp_path):
+    model = tiny_model("Llama")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="safetensors"):
+        CausalLM.from_pretrained(tmp_path)
+
+
+def test_a_table_model_checks_its_rows():
+    model = TableModel(lambda prefix: [0.5, 0.6], 2)
+    with pytest.raises(ValueError, match=r"after \(0,\) must be 2 probabilities"):
+        model.forward(torch.tensor([[0]]), num_logits=1)
+
+
+def test_a_table_model_sees_prompt_and_generated_ids():
+    seen = []
+    model = TableModel(lambda prefix: seen.append(prefix) or torch.tensor([0.0, 1.0]), 2)
+    logits = model.forward(torch.tensor([[1, 0, 1]]), num_logits=2)
+    assert seen == [(1, 0), (1, 0, 1)] and logits.exp().tolist() == [[[0, 1], [0, 1]]]
+
+
+@pytest.mark.model
+def test_the_fetched_model_is_the_expected_one(smollm2):
+    target, _, tokenizer = smollm2
+    assert target.vocab_size == 49_152 == len(tokenizer) and target.eos_ids == {2}
+    answer = target.model.generate(
+        **tokenizer("The capital of France is", return_tensors="pt"), max_new_tokens=3, do_sample=False
+    )
+    assert "Paris" in tokenizer.decode(answer[0])

@@ -1,0 +1,352 @@
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+
+from specnb import exact
+from specnb.drafters import Drafter, ModelDrafter, PromptLookup
+from specnb.gof import chi_square
+from specnb.models import CausalLM, TableModel
+from specnb.probs import Sampling
+from specnb.sampler import autoregressive, rounds, speculative
+from tests.conftest import VOCAB, seeded, tiny_model
+from tests.test_exact import draft_by_prefix, target_by_prefix
+
+GREEDY = Sampling(temperature=0)
+
+
+class Fixed(Drafter):
+    """Proposes what plain decoding would emit for the first `right` tokens of a block, then something else."""
+
+    def __init__(self, text, right):
+        self.text, self.right = text, right
+
+    def propose(self, prefix_ids, gamma, sampling, draw, target):
+        ahead = self.text[len(prefix_ids) : len(prefix_ids) + gamma]
+        ids = [x if i < self.right else (x + 1) % target.vocab_size for i, x in enumerate(ahead)]
+        probs = torch.nn.functional.one_hot(torch.tensor([ids]), target.vocab_size).double()
+        return torch.tensor([ids]), probs
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "GPTNeoX"])
+@pytest.mark.parametrize("gamma", range(9))
+def test_greedy_speculation_equals_plain_decoding_in_float64(tiny, family, gamma):
+    target, prompt = tiny(family), [3, 1, 4, 1, 5]
+    plain = autoregressive(target, prompt, max_new_tokens=40, sampling=GREEDY)
+    drafters = [ModelDrafter(tiny(family, layers=1, seed=1)), ModelDrafter(CausalLM(target.model)), PromptLookup()]
+    for drafter in drafters:
+        generation = speculative(target, drafter, prompt, gamma=gamma, max_new_tokens=40, sampling=GREEDY)
+        assert generation.ids == plain.ids, type(drafter).__name__
+    for right in range(gamma + 1):
+        drafter = Fixed(prompt + plain.ids, right)
+        generation = speculative(target, drafter, prompt, gamma=gamma, max_new_tokens=40, sampling=GREEDY)
+        assert generation.ids == plain.ids
+        assert all(r.num_accepted == min(right, r.num_drafted) for r in generation.trace.rounds)
+
+
+def test_plain_decoding_equals_generate(tiny):
+    target = tiny()
+    ids = target.model.generate(
+        torch.tensor([[3, 1, 4]]), attention_mask=torch.ones(1, 3), max_new_tokens=30, do_sample=False, pad_token_id=0
+    )
+    assert autoregressive(target, [3, 1, 4], max_new_tokens=30, sampling=GREEDY).ids == ids[0, 3:].tolist()
+
+
+@pytest.mark.parametrize("right", range(5))
+def test_cache_lengths_after_any_number_of_accepted_drafts(tiny, right):
+    weights = tiny_model("Llama")
+    target, draft = CausalLM(weights), CausalLM(tiny_model("Llama", seed=1))
+    text = [1, 2, 3, *autoregressive(target, [1, 2, 3], max_new_tokens=40, sampling=GREEDY).ids]
+
+    class Both(Fixed):
+        inner = ModelDrafter(draft)
+
+        def reset(self, target):
+            self.inner.reset(target)
+
+        def propose(self, *arguments):
+            self.inner.propose(*arguments)
+            return super().propose(*arguments)
+
+        def rollback(self, length):
+            self.inner.rollback(length)
+
+    committed = 3
+    for happened in rounds(target, Both(text, right), [1, 2, 3], gamma=4, max_new_tokens=30, sampling=GREEDY):
+        committed += happened.num_emitted
+        assert target.length == committed - 1  # the newest token was never fed
+        assert draft.length <= target.length
+        # After a full block the draft lacks its own last token too, which it never fed.
+        assert draft.length == committed - 1 - (happened.num_accepted == happened.num_drafted)
+        if committed > 25:
+            break
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 3, 5])
+@pytest.mark.parametrize("extra", [0, 1, 2, "gamma", "gamma+1", "gamma+2"])
+def test_exact_lengths_for_small_budgets(tiny, gamma, extra):
+    # feifeibear overshoots by up to gamma; romsto divides 0 by 0 at 1 and 2.
+    budget = {"gamma": gamma, "gamma+1": gamma + 1, "gamma+2": gamma + 2}.get(extra, extra)
+    weights = tiny_model("Llama")
+    generation = speculative(
+        CausalLM(weights), ModelDrafter(CausalLM(weights)), [1], gamma=gamma, max_new_tokens=budget, generator=seeded()
+    )
+    assert len(generation.ids) == budget and generation.stop_reason == "length"
+    assert sum(r.num_emitted for r in generation.trace.rounds) == budget
+    assert budget or not generation.trace.rounds
+
+
+@pytest.mark.parametrize("position", range(9))
+@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+def test_nothing_follows_the_first_end_of_sequence_wherever_it_falls(tiny, gamma, position):
+    # huggingface/transformers #47912: the whole block was appended, then only its last token checked.
+    weights = tiny_model("Llama")
+    target, draft = CausalLM(weights), CausalLM(weights)
+    plain = autoregressive(target, [1, 2, 3], max_new_tokens=12, sampling=GREEDY).ids
+    eos = plain[position]
+    wanted = plain[: plain.index(eos) + 1]
+    for drafter in (ModelDrafter(draft), Fixed([1, 2, 3, *plain, 0, 0], 1), PromptLookup()):
+        seen = [
+            token
+            for happened in rounds(
+                target, drafter, [1, 2, 3], gamma=gamma, max_new_tokens=12, sampling=GREEDY, eos_ids=[eos, 999]
+            )
+            for token in happened.ids
+        ]
+        assert seen == wanted  # what a streamer sees, too
+        assert target.length in (2 + len(wanted), 3 + len(wanted))
+    generation = speculative(
+        target, ModelDrafter(draft), [1, 2, 3], gamma=gamma, max_new_tokens=12, sampling=GREEDY, eos_ids=iter([eos])
+    )
+    assert generation.ids == wanted and generation.stop_reason == "eos"
+    assert sum(r.num_emitted for r in generation.trace.rounds) == len(wanted)
+
+
+def test_the_end_of_sequence_wins_over_the_length(tiny):
+    # sgl-project/sglang #31599, and its mirror: an end beyond the budget is "length".
+    target = tiny()
+    plain = autoregressive(target, [1, 2, 3], max_new_tokens=8, sampling=GREEDY).ids
+    first = plain.index(plain[-1])
+    at_limit = autoregressive(target, [1, 2, 3], max_new_tokens=first + 1, sampling=GREEDY, eos_ids=[plain[-1]])
+    assert (at_limit.stop_reason, len(at_limit.ids)) == ("eos", first + 1)
+    before = autoregressive(target, [1, 2, 3], max_new_tokens=first, sampling=GREEDY, eos_ids=[plain[-1]])
+    assert (before.stop_reason, len(before.ids)) == ("length", first)
+
+
+def test_end_of_sequence_ids_in_the_prompt_end_nothing(tiny):
+    generation = autoregressive(tiny(), [1, 2, 1], max_new_tokens=3, sampling=GREEDY, eos_ids=[2])
+    assert generation.ids
+
+
+@pytest.mark.parametrize(("target_window", "draft_window"), [(16, 64), (64, 16), (16, 14), (16, 8)])
+def test_a_block_is_clipped_to_both_context_windows(target_window, draft_window):
+    # turboderp-org/exllamav2 #274: 4092 + 5 > 4096.
+    target = CausalLM(tiny_model("GPTNeoX", max_position_embeddings=target_window))
+    draft = CausalLM(tiny_model("GPTNeoX", layers=1, max_position_embeddings=draft_window))
+    widest = []
+    for model in (target, draft):
+        forward = model.forward
+        model.forward = lambda ids, num_logits, m=model, f=forward: (
+            widest.append((m is target, m.length + ids.shape[1])) or f(ids, num_logits)
+        )
+    prompt, budget = list(range(12)), target_window - 11 if target_window == 16 else 30
+    plain = autoregressive(target, prompt, max_new_tokens=budget, sampling=GREEDY)
+    drafted = speculative(target, ModelDrafter(draft), prompt, gamma=5, max_new_tokens=budget, sampling=GREEDY)
+    assert drafted.ids == plain.ids and len(plain.ids) == budget
+    assert max(n for is_target, n in widest if is_target) <= target_window
+    assert max((n for is_target, n in widest if not is_target), default=0) <= draft_window
+    with pytest.raises(ValueError, match=f"context of {target_window}"):
+        autoregressive(target, prompt, max_new_tokens=target_window, sampling=GREEDY)
+
+
+def test_the_joint_law_of_a_sequence_is_the_target_s():
+    """Three tokens over several rounds, prefix-dependent pair, against exact fractions: n = 6000, level .001.
+
+    A sampler that reuses the acceptance uniform, looks at the wrong row or loses a token moves this law.
+    """
+    target, draft = TableModel(target_by_prefix, 3), TableModel(draft_by_prefix, 3)
+    law = exact.sequence_law(target_by_prefix, 4, prefix=(0,))
+    generator = seeded(7)
+    seen = Counter(
+        tuple(speculative(target, ModelDrafter(draft), [0], gamma=2, max_new_tokens=4, generator=generator).ids)
+        for _ in range(6000)
+    )
+    assert set(seen) <= set(law)
+    keys = sorted(law)
+    result = chi_square([seen[key] for key in keys], [law[key] for key in keys])
+    assert result.verdict == "pass", f"{result}; one false alarm in 1000 seeds"
+    # The same counts must reject a wrong sampler's law: resampling from the target instead of the residual.
+    wrong = _law_without_residual()
+    assert chi_square([seen[key] for key in keys], [wrong.get(key, 0) for key in keys]).verdict == "fail"
+
+
+def _law_without_residual():
+    right = exact.residual
+    exact.residual = lambda target, draft: list(target)
+    try:
+        law = {}
+        shifted = lambda model: lambda prefix: model((0, *prefix))  # noqa: E731
+        for tokens, mass in exact.round_law(shifted(target_by_prefix), shifted(draft_by_prefix), 2).items():
+            for x, prob in enumerate(target_by_prefix((0, *tokens))):
+                law[(*tokens, x)] = law.get((*tokens, x), Fraction(0)) + mass * prob
+        return law
+    finally:
+        exact.residual = right
+
+
+def test_the_first_token_of_a_real_transformer_has_the_target_s_law(tiny):
+    target, draft = tiny(), tiny(seed=5)
+    sampling = Sampling(temperature=0.3)
+    logits = target.forward(torch.tensor([[1, 2, 3]]), num_logits=1)
+    probs = sampling.probs(logits)[0, 0]
+    generator = seeded(11)
+    counts = torch.zeros(VOCAB)
+    for _ in range(1500):
+        ids = speculative(
+            target, ModelDrafter(draft), [1, 2, 3], gamma=2, max_new_tokens=3, sampling=sampling, generator=generator
+        ).ids
+        counts[ids[0]] += 1
+    assert chi_square(counts, probs).verdict == "pass", "n = 1500, one false alarm in 1000 seeds"
+    draft_probs = sampling.probs(draft.forward(torch.tensor([[1, 2, 3]]), num_logits=1))[0, 0]
+    assert chi_square(counts, draft_probs).verdict == "fail"
+
+
+def test_the_repetition_penalty_sees_each_candidate_s_own_prefix(tiny):
+    sampling = Sampling(temperature=0, repetition_penalty=1.8)
+    target = tiny()
+    plain = autoregressive(target, [1, 2, 3], max_new_tokens=30, sampling=sampling)
+    unpenalised = autoregressive(target, [1, 2, 3], max_new_tokens=30, sampling=GREEDY)
+    assert plain.ids != unpenalised.ids
+    for drafter in (ModelDrafter(CausalLM(target.model)), Fixed([1, 2, 3, *plain.ids], 4)):
+        drafted = speculative(target, drafter, [1, 2, 3], gamma=4, max_new_tokens=30, sampling=sampling)
+        assert drafted.ids == plain.ids and drafted.trace.accepted_fraction == 1
+
+
+def test_seeds(tiny):
+    # vllm-project/vllm #6038 and the unseeded neighbours.
+    target, drafter = tiny(), ModelDrafter(tiny(seed=1))
+    before = torch.random.get_rng_state()
+
+    def run(generator=None):
+        return speculative(target, drafter, [1, 2], gamma=3, max_new_tokens=25, generator=generator).ids
+
+    assert run(seeded(0)) == run(seeded(0)) != run(seeded(1))
+    assert run() != run()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_round_without_drafts_consumes_the_draws_of_a_plain_step(tiny):
+    """Lookup that never matches is plain decoding, to the last id, at any temperature."""
+
+    class Never(PromptLookup):
+        def lookup(self, ids, gamma):
+            return []
+
+    target = tiny()
+    plain = autoregressive(target, [1, 2], max_new_tokens=20, generator=seeded(4))
+    assert speculative(target, Never(), [1, 2], gamma=4, max_new_tokens=20, generator=seeded(4)).ids == plain.ids
+
+
+def test_the_same_objects_serve_many_runs_even_after_one_was_abandoned(tiny):
+    # ml-explore/mlx-lm PR #1528: a generation closed early left a corrupt cache.
+    target, drafter = tiny(), ModelDrafter(tiny(seed=1))
+    wanted = autoregressive(target, [1, 2], max_new_tokens=20, sampling=GREEDY).ids
+    abandoned = rounds(target, drafter, [5, 6, 7], gamma=4, max_new_tokens=20, sampling=GREEDY)
+    next(abandoned), next(abandoned)
+    abandoned.close()
+    assert speculative(target, drafter, [1, 2], gamma=4, max_new_tokens=20, sampling=GREEDY).ids == wanted
+
+    forward, calls = target.forward, []
+    target.forward = lambda *a, **k: forward(*a, **k) if calls.append(1) or len(calls) < 3 else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        speculative(target, drafter, [5, 6], gamma=4, max_new_tokens=20, sampling=GREEDY)
+    target.forward = forward
+    assert speculative(target, drafter, [1, 2], gamma=4, max_new_tokens=20, sampling=GREEDY).ids == wanted
+
+
+def test_every_gamma_drafts_what_it_says_in_any_order(tiny):
+    # huggingface/transformers PR #28759: an adaptive schedule persisted from call to call.
+    weights = tiny_model("Llama")
+    target, drafter = CausalLM(weights), ModelDrafter(CausalLM(weights))
+
+    def drafted(gamma):
+        generation = speculative(target, drafter, [1], gamma=gamma, max_new_tokens=40, sampling=GREEDY)
+        return [r.num_drafted for r in generation.trace.rounds[:-1]]
+
+    forwards = {gamma: drafted(gamma) for gamma in range(1, 9)}
+    assert forwards == {gamma: drafted(gamma) for gamma in range(8, 0, -1)}
+    assert all(set(lengths) == {gamma} for gamma, lengths in forwards.items())
+
+
+def test_a_list_of_one_prompt_gives_a_list_of_one_generation(tiny):
+    target = tiny()
+    alone = autoregressive(target, [1, 2], max_new_tokens=5, generator=seeded(1))
+    (listed,) = autoregressive(target, [[1, 2]], max_new_tokens=5, generator=[seeded(1)])
+    assert listed.ids == alone.ids == autoregressive(
+        target, torch.tensor([1, 2]), max_new_tokens=5, generator=seeded(1)
+    ).ids  # fmt: skip
+    with pytest.raises(ValueError, match="2 prompts"):
+        autoregressive(target, [[1, 2], [3]], max_new_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt_ids": []}, "prompt is empty"),
+        ({"prompt_ids": [[]]}, "prompt is empty"),
+        ({"prompt_ids": [VOCAB]}, f"prompt id {VOCAB} is outside"),
+        ({"prompt_ids": [-1]}, "prompt id -1"),
+        ({"gamma": -1}, "gamma must be"),
+        ({"gamma": 2.5}, "gamma must be"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be"),
+        ({"drafter": None}, "no drafter"),
+        ({"max_new_tokens": 1000}, "do not fit the target's context of 128"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(tiny, options, message):
+    target = tiny()
+    target.forward = None
+    arguments = {"prompt_ids": [1], "gamma": 2, "max_new_tokens": 4, "drafter": PromptLookup(), **options}
+    with pytest.raises(ValueError, match=message):
+        speculative(target, arguments.pop("drafter"), arguments.pop("prompt_ids"), **arguments)
+
+
+def test_logits_that_are_not_finite_are_an_error_and_not_a_token(tiny):
+    target = tiny()
+    target.model.lm_head.weight.data[3] = float("nan")
+    with pytest.raises(ValueError, match="after 2 tokens are not finite"):
+        autoregressive(target, [1, 2], max_new_tokens=4)
+
+
+def test_each_round_asks_for_gamma_plus_one_rows_whatever_the_prompt(tiny):
+    target, asked = tiny(), []
+    forward = target.forward
+    target.forward = lambda ids, num_logits: asked.append(num_logits) or forward(ids, num_logits)
+    speculative(target, ModelDrafter(tiny(seed=1)), [1] * 90, gamma=3, max_new_tokens=20, generator=seeded())
+    assert max(asked) == 4 and asked[0] == 4
+
+
+def test_phases_sum_to_the_wall_time(tiny):
+    import time
+
+    target, drafter = tiny(layers=6), ModelDrafter(tiny())
+    began = time.perf_counter()
+    trace = speculative(target, drafter, [1, 2], gamma=3, max_new_tokens=60, generator=seeded()).trace
+    wall = time.perf_counter() - began
+    assert trace.total_sec == pytest.approx(trace.draft_sec + trace.verify_sec + trace.other_sec)
+    assert trace.total_sec <= wall and trace.peak_memory_bytes is None
+
+
+@pytest.mark.model
+def test_greedy_speculation_on_the_real_model_in_float32(smollm2):
+    """float32 on one prompt; bf16 is not owed equality, because rows of different widths round differently."""
+    from specnb.models import CausalLM
+
+    target, drafter, tokenizer = smollm2
+    wide = CausalLM(target.model.float(), tokenizer)
+    ids = tokenizer("one two three four one two three", add_special_tokens=False)["input_ids"]
+    plain = autoregressive(wide, ids, max_new_tokens=24, sampling=GREEDY, eos_ids=wide.eos_ids)
+    drafted = speculative(wide, drafter, ids, gamma=5, max_new_tokens=24, sampling=GREEDY, eos_ids=wide.eos_ids)
+    target.model.bfloat16()
+    assert drafted.ids == plain.ids and drafted.trace.tokens_per_round > 1
