@@ -67,7 +67,7 @@ def _parser():
     sweep.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
     sweep.add_argument("--limit", type=int, help="use only the first so many prompts (default: 14 of the project's)")
     sweep.add_argument(
-        "--max-new-tokens", type=int, help="at most so many tokens an answer (default: 32 for the project's prompts)"
+        "--max-new-tokens", type=int, help="at most so many tokens an answer (default: 24 for the project's prompts)"
     )
     sweep.add_argument("--repeats", type=int, default=1, help="(default 1)")
     sweep.add_argument("--seed", type=int, default=0, help="(default 0)")
@@ -220,7 +220,7 @@ def _sweep(arguments):
         out=out,
         gammas=arguments.gammas,
         temperatures=arguments.temperatures,
-        max_new_tokens=arguments.max_new_tokens or (None if own else 32),
+        max_new_tokens=arguments.max_new_tokens or (None if own else 24),
         repeats=arguments.repeats,
         seed=arguments.seed,
         command=arguments.command_line,

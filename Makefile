@@ -1,0 +1,43 @@
+# Everything a user needs; `make help` lists it. Windows and conda: see README.md.
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+export JUPYTER_PREFER_ENV_PATH = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: help setup sweep test lint lab notebooks clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+$(INSTALLED): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else \
+	  f"specnb needs Python 3.11 or 3.12, this is {v[0]}.{v[1]}; name another one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $(INSTALLED)
+
+setup: $(INSTALLED)  ## make .venv, install the pinned packages, fetch SmolLM2
+	@$(BIN)/specnb fetch
+
+sweep: setup  ## measure speed against draft length: data/, figures/, table and verdict (options: ARGS="...")
+	$(BIN)/specnb sweep --replace $(ARGS)
+
+test: setup lint  ## lint, unit tests, doctests, and every notebook through nbval
+	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --nbval-lax --nbval-current-env --nbval-cell-timeout 300 notebooks/
+
+lint: $(INSTALLED)  ## format and lint, notebooks too
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+lab: setup  ## JupyterLab on the notebooks
+	$(BIN)/jupyter lab notebooks/
+
+notebooks: setup  ## execute the notebooks again, in place
+	$(BIN)/python scripts/execute_notebooks.py notebooks/*.ipynb
+
+clean:  ## remove the environment (models and results stay)
+	rm -rf .venv
