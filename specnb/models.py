@@ -6,12 +6,16 @@ transformers moved between 5.13 and 5.40; `_Cache` is the one place that knows. 
 """
 
 import inspect
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError
 
 from specnb.fetch import file_sha256
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 class LanguageModel(Protocol):
@@ -133,7 +137,9 @@ class CausalLM:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        device = torch.device(device or default_device())
+        device = available_device(device)
+        if isinstance(dtype, str) and dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or default_dtype(device)
         options = {"device_map": device_map} if device_map is not None else {}
         try:
@@ -142,7 +148,7 @@ class CausalLM:
                     name_or_path, dtype=dtype, use_safetensors=True, trust_remote_code=False, **options
                 )
                 tokenizer = AutoTokenizer.from_pretrained(name_or_path) if _has_tokenizer(name_or_path) else None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise ValueError(
                 f"cannot load the model {str(name_or_path)!r}: it must be a local folder with config.json and "
                 f"safetensors weights, or a model id on a hub that is reachable from here. {_first_line(error)}"
@@ -159,12 +165,13 @@ class CausalLM:
 
     def describe(self):
         """Which weights these are, for a result file: id, sha256 or revision, dtype, attention, parameters."""
-        folder = Path(self.model.config._name_or_path)
-        files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+        source = self.model.config._name_or_path
+        files = sorted(Path(source).glob("*.safetensors")) if source and Path(source).is_dir() else []
         return {
-            "id": Path(self.name).name if folder.is_dir() else self.name,
+            "id": Path(self.name).name if files else self.name,
             "sha256": {file.name: file_sha256(file) for file in files} or None,
             "revision": getattr(self.model.config, "_commit_hash", None),
+            "device": self.device.type,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "attention": self.model.config._attn_implementation,
             "num_params": self.model.num_parameters(),
@@ -215,17 +222,27 @@ class _Cache:
                 raise RuntimeError(f"the cache holds {self.length} tokens after a rollback to {length}")
 
 
-def default_device():
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def available_device(device=None):
+    """The device asked for, else cuda where there is one, else cpu; a ValueError where it is not there."""
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    if not there.get(device.type, lambda: True)():
+        raise ValueError(f"there is no {device.type} device here that this PyTorch can use; try --device cpu")
+    return device
 
 
 def default_dtype(device):
     """bfloat16 on CUDA from Ampere on and on processors that multiply it, else float32."""
     if torch.device(device).type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    get_capabilities = getattr(torch.cpu, "get_capabilities", dict)  # absent before torch 2.10
-    fast = any(get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    return torch.bfloat16 if torch.device(device).type == "cpu" and fast else torch.float32
+    if torch.device(device).type != "cpu":
+        return torch.float32
+    if hasattr(torch.cpu, "get_capabilities"):
+        found = torch.cpu.get_capabilities()
+        fast = any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    else:  # older releases of torch
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32
 
 
 def load_pair(name="smollm2", *, device=None, dtype=None):
@@ -283,8 +300,8 @@ def _refuse_unless_croppable(model, name):
     if kinds or getattr(model, "_is_stateful", False):
         kind = ", ".join(sorted(kinds)) or type(model).__name__
         raise ValueError(
-            f"{name} keeps a recurrent state ({kind}) that cannot be rolled back after a rejected draft; "
-            "choose a model with full attention"
+            f"{name} keeps a recurrent state or another cache than plain attention ({kind}): it is not known to roll "
+            "back after a rejected draft; choose a model with full attention"
         )
 
 
@@ -300,15 +317,15 @@ def _first_line(error):
     return (str(error).strip().splitlines() or [""])[0]
 
 
-class quiet:
+@contextmanager
+def quiet():
     """transformers' loading bars off for a while: they would land in the output of notebooks."""
+    from transformers.utils import logging
 
-    def __enter__(self):
-        from transformers.utils import logging
-
-        self._logging, self._was_on = logging, logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *error):
-        if self._was_on:
-            self._logging.enable_progress_bar()
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()

@@ -81,5 +81,6 @@ def _finish(ax, ylabel):
     ax.set_ylabel(ylabel)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8)
+    ax.set_ylim(top=ax.get_ylim()[1] + 0.3 * (ax.get_ylim()[1] - ax.get_ylim()[0]))  # room for the legend
+    ax.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
     return ax

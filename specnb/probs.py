@@ -7,6 +7,7 @@ library gives it. It does not know models or devices. Read `specnb.rule` next: i
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -52,7 +53,8 @@ class Sampling:
     logit_bias: dict | None = None
 
     def __post_init__(self):
-        _require("temperature", self.temperature, lambda x: 0 <= x < math.inf, "0 (greedy) or a finite number above")
+        temperature = math.nan if self.temperature is None else self.temperature
+        _require("temperature", temperature, lambda x: 0 <= x < math.inf, "0 (greedy) or a finite number above")
         _require("top_k", self.top_k, lambda x: x >= 0 and x == int(x), "a whole number; None or 0 keeps all tokens")
         _require("top_p", self.top_p, lambda x: 0 <= x <= 1, "between 0 and 1")
         _require("min_p", self.min_p, lambda x: 0 <= x <= 1, "between 0 and 1")
@@ -95,7 +97,7 @@ class Sampling:
         vocab = scores.shape[-1]
         flat = scores.reshape(-1, vocab)  # (rows, vocab)
         if self.logit_bias:
-            flat = self._bias(vocab)(None, flat)
+            flat = _bias_processor(tuple(self.logit_bias.items()), vocab, flat.device)(None, flat)
         if self.needs_prefix:
             flat = self._penalise(flat, prefix_ids, logits.ndim)
         if self.is_greedy:
@@ -103,14 +105,6 @@ class Sampling:
         for warper in self._warpers():
             flat = warper(None, flat)
         return flat.softmax(-1).reshape(scores.shape)
-
-    def _bias(self, vocab):
-        from transformers import SequenceBiasLogitsProcessor
-
-        for token in self.logit_bias:
-            if token >= vocab:
-                raise ValueError(f"logit_bias names token {token}, outside the vocabulary 0..{vocab - 1}")
-        return SequenceBiasLogitsProcessor({(int(token),): float(bias) for token, bias in self.logit_bias.items()})
 
     def _penalise(self, flat, prefix_ids, ndim):
         if prefix_ids is None:
@@ -131,7 +125,7 @@ class Sampling:
         """transformers' processors in the order of `generate()`; none for plain softmax, which needs no import."""
         wanted = [
             ("TemperatureLogitsWarper", float(self.temperature), self.temperature != 1),
-            ("TopKLogitsWarper", self.top_k, self.top_k),
+            ("TopKLogitsWarper", int(self.top_k or 0), self.top_k),
             ("TopPLogitsWarper", self.top_p, self.top_p is not None and self.top_p < 1),
             ("MinPLogitsWarper", self.min_p, self.min_p),
         ]
@@ -140,6 +134,17 @@ class Sampling:
         import transformers
 
         return [getattr(transformers, name)(value) for name, value, used in wanted if used]
+
+
+@lru_cache(maxsize=16)
+def _bias_processor(biases, vocab, device):
+    """transformers' bias processor; kept, because it builds its table on the device at the first call."""
+    from transformers import SequenceBiasLogitsProcessor
+
+    for token, _ in biases:
+        if token >= vocab:
+            raise ValueError(f"logit_bias names token {token}, outside the vocabulary 0..{vocab - 1}")
+    return SequenceBiasLogitsProcessor({(int(token),): float(bias) for token, bias in biases})
 
 
 def _first_maximum(scores):
@@ -157,6 +162,8 @@ def _flatten(prefixes, depth):
     rows = [prefixes]
     for _ in range(depth):
         rows = [inner for row in rows for inner in row]
+    if not all(hasattr(row, "__len__") for row in rows):
+        raise ValueError(f"prefix_ids must be nested {depth} deep, a list of ids for each row of logits")
     return rows
 
 

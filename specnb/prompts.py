@@ -38,8 +38,8 @@ def load_prompts(path=DEFAULT_PROMPTS, limit=None):
     limit : int, optional
         Take only the first so many; the project's own file is ordered so that any multiple of 7 is balanced.
     """
-    lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    prompts = [_parse(line, number, path) for number, line in enumerate(lines, 1)]
+    with open(path, encoding="utf-8-sig") as lines:
+        prompts = [_parse(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ValueError(f"{path} holds no prompts")
     ids = [prompt.id for prompt in prompts]

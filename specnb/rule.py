@@ -86,8 +86,10 @@ def residual(target_probs, draft_probs):
             f"target_probs {tuple(target_probs.shape)} and draft_probs {tuple(draft_probs.shape)} "
             "must have the same shape (..., vocab)"
         )
-    weights = _residual_weights(_wide(target_probs, draft_probs), _wide(draft_probs, target_probs))
-    return weights / weights.sum(-1, keepdim=True)
+    target, draft = _wide(target_probs, draft_probs), _wide(draft_probs, target_probs)
+    excess = (target - draft).clamp(min=0)
+    mass = excess.sum(-1, keepdim=True)
+    return torch.where(mass > 0, excess / mass, target)
 
 
 def verify(target_probs, draft_probs, draft_ids, uniforms):

@@ -59,7 +59,8 @@ def speculative(target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=
         vocabularies that differ. Later, for probabilities that are not finite or a draft id of draft probability 0.
     """
     prompt_ids = prompt_ids.tolist() if hasattr(prompt_ids, "tolist") else prompt_ids
-    batched = len(prompt_ids) > 0 and hasattr(prompt_ids[0], "__len__")
+    batched = len(prompt_ids) > 0 and getattr(prompt_ids[0], "ndim", int(isinstance(prompt_ids[0], list | tuple))) > 0
+    eos_ids = _ids(eos_ids)
     happening = rounds(
         target,
         drafter,
@@ -67,7 +68,7 @@ def speculative(target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=
         gamma=gamma,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
-        eos_ids=(eos_ids := frozenset(eos_ids)),
+        eos_ids=eos_ids,
         generator=_only(generator, "generators") if isinstance(generator, list | tuple) else generator,
     )
     reset_peak_memory(target.device)
@@ -81,9 +82,11 @@ def speculative(target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=
 def rounds(target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=Sampling(), eos_ids=(), generator=None):
     """Yield each `Round` of `speculative` as it happens, for one prompt. Bad input is refused at the call."""
     gamma, max_new_tokens = _count("gamma", gamma), _count("max_new_tokens", max_new_tokens)
-    prompt = _check_prompt(prompt_ids, target, max_new_tokens)
+    prompt = check_prompt(prompt_ids, target, max_new_tokens)
     if gamma and drafter is None:
         raise ValueError(f"gamma is {gamma} but there is no drafter; pass one, or gamma=0 for plain decoding")
+    if drafter is not None:
+        drafter.reset(target)  # It refuses here what cannot work with this target.
     return _loop(
         target,
         drafter if gamma else None,
@@ -91,7 +94,7 @@ def rounds(target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=Sampl
         gamma,
         max_new_tokens,
         sampling,
-        frozenset(eos_ids),
+        _ids(eos_ids),
         _uniforms(generator, target.device),
     )
 
@@ -158,8 +161,9 @@ def _propose(drafter, committed, block, sampling, draw, target):
 def _target_probs(sampling, logits, committed, draft_ids):
     if not sampling.needs_prefix:
         return sampling.probs(logits)
-    drafted = draft_ids[0].tolist()  # Subtle: each candidate is penalised by its own prefix, drafts before it included.
-    return sampling.probs(logits, [[committed + drafted[:i] for i in range(len(drafted) + 1)]])
+    # Subtle: each candidate is penalised by its own prefix, the drafts before it included.
+    prefix = torch.cat([torch.tensor(committed, device=draft_ids.device), draft_ids[0]])
+    return sampling.probs(logits, [[prefix[:end] for end in range(len(committed), len(prefix) + 1)]])
 
 
 def _read(verdict, target_probs, draft_probs, draft_ids, num_committed):
@@ -204,7 +208,7 @@ def _uniforms(generator, device):
             return uniforms.float().clamp(max=1 - 2**-24).to(device)
         if device.type == "cuda":
             return uniforms.pin_memory().to(device, non_blocking=True)
-        return uniforms
+        return uniforms.to(device)
 
     return draw
 
@@ -215,7 +219,12 @@ def _only(items, what):
     return items[0]
 
 
-def _check_prompt(prompt_ids, target, max_new_tokens):
+def _ids(eos_ids):
+    return frozenset(operator.index(token) for token in eos_ids)
+
+
+def check_prompt(prompt_ids, target, max_new_tokens):
+    """The prompt as a list of int; a ValueError where it is empty, outside the vocabulary or too long."""
     prompt = [operator.index(token) for token in prompt_ids]
     if not prompt:
         raise ValueError("the prompt is empty; give at least one token, such as the beginning-of-sequence id")

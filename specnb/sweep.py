@@ -5,8 +5,11 @@ writes. Rows are appended to `<out>.partial` as they finish, so a killed sweep l
 file appears whole, at the end.
 """
 
+import hashlib
 import json
+import math
 import os
+import re
 import subprocess
 from datetime import UTC, datetime
 from itertools import product
@@ -16,16 +19,22 @@ import torch
 
 from specnb.probs import Sampling
 from specnb.prompts import PROJECT
-from specnb.sampler import speculative
-from specnb.timing import environment
+from specnb.sampler import check_prompt, speculative
+from specnb.timing import environment, gpu_state
 
 SCHEMA = "specnb-sweep/1"
 # What must be the same for rows to share one file.
 SAME = ("schema", "commit", "dirty", "models", "settings")
 SAME_MACHINE = ("processor", "num_threads", "versions")
+SECONDS = ("ttft_sec", "decode_sec", "draft_sec", "verify_sec", "other_sec")
+MEASURED = ("stop_reason", "num_tokens", "repeated_4gram_percent", *SECONDS, "peak_memory_bytes", "rounds")
+OUT_OF_MEMORY = re.compile("out of memory|(not enough|can't allocate) memory|ALLOC_FAILED")
 
 
-def run(target, drafters, prompts, *, out, gammas, temperatures, max_new_tokens=None, repeats=1, seed=0, **options):
+def run(
+    target, drafters, prompts, *, out, gammas, temperatures, max_new_tokens=None, repeats=1, seed=0,
+    command=None, restart=False, track=iter,
+):  # fmt: skip
     """Measure every cell of drafter x gamma x temperature on every prompt; returns the result, as written to `out`.
 
     Parameters
@@ -45,8 +54,8 @@ def run(target, drafters, prompts, *, out, gammas, temperatures, max_new_tokens=
         Kept in the file.
     restart : bool
         Throw an unfinished run of `out` away instead of resuming it.
-    track : callable, optional
-        Wraps the list of measurements to show progress.
+    track : callable
+        Wraps the list of measurements, to show progress.
 
     Raises
     ------
@@ -59,33 +68,33 @@ def run(target, drafters, prompts, *, out, gammas, temperatures, max_new_tokens=
     The cells of one prompt run one after the other in an order that rotates from prompt to prompt, so that slow
     drifts of the machine fall on all of them alike. A cell that runs out of memory is a row that says so.
     """
-    encoded = {prompt.id: prompt.encode(target.tokenizer) for prompt in prompts}
-    budget = {p.id: min(p.max_new_tokens, max_new_tokens or p.max_new_tokens) for p in prompts}
-    _check_fit(target, encoded, budget)
+    if repeats < 1 or (max_new_tokens is not None and max_new_tokens < 1):
+        raise ValueError(f"repeats and max_new_tokens must be at least 1, got {repeats} and {max_new_tokens}")
+    encoded, described = {}, {}
+    for prompt in prompts:
+        budget = min(prompt.max_new_tokens, max_new_tokens or prompt.max_new_tokens)
+        encoded[prompt.id], described[prompt.id] = _describe(prompt, target, budget)
     cells = _cells(drafters, gammas, temperatures)
     settings = {
         "gammas": sorted({0, *gammas}),
-        "temperatures": list(temperatures),
+        "temperatures": sorted({float(temperature) for temperature in temperatures}),
         "drafters": list(drafters),
-        "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         "seed": seed,
         "eos_ids": sorted(target.eos_ids),
-        "prompts": {
-            p.id: {"kind": p.kind, "weight": p.weight, "num_prompt_tokens": len(encoded[p.id])} for p in prompts
-        },
+        "prompts": described,
     }
-    header = _header(target, drafters, settings, options.get("command"))
-    partial, rows = _open_partial(Path(out), header, options.get("restart", False))
+    partial, header, rows = _open_partial(Path(out), _header(target, drafters, settings, command), restart)
     done = {_key(row) for row in rows}
-    plan = [step for step in _plan(cells, prompts, repeats) if _key(step) not in done]
+    plan = [step for step in _plan(cells, prompts, repeats, seed) if _key(step) not in done]
     if plan:
         _warm_up(target, drafters, cells, next(iter(encoded.values())))
-    for step in (options.get("track") or iter)(plan):
-        step["seed"] = seed + 1000 * step["repeat"] + list(encoded).index(step["prompt_id"])
-        row = _measure(target, drafters, step, encoded[step["prompt_id"]], budget[step["prompt_id"]])
+    for step in track(plan):
+        prompt_id = step["prompt_id"]
+        row = _measure(target, drafters, step, encoded[prompt_id], described[prompt_id]["max_new_tokens"])
         _append(partial, row)
         rows.append(row)
+    header["environment"]["gpus_after"] = gpu_state()
     result = {**header, "rows": sorted(rows, key=lambda row: row["order"])}
     write_json(out, result)
     partial.unlink()
@@ -117,20 +126,36 @@ def repeated_4gram_percent(ids):
     return 100 * (1 - len(set(grams)) / len(grams)) if grams else 0.0
 
 
+def _describe(prompt, target, budget):
+    """Token ids of a prompt that fits, and what the file says of it."""
+    ids = prompt.encode(target.tokenizer)
+    try:
+        check_prompt(ids, target, budget)
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id!r}: {error}") from error
+    return ids, {
+        "kind": prompt.kind,
+        "weight": prompt.weight,
+        "max_new_tokens": budget,
+        "num_prompt_tokens": len(ids),
+        "ids_sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16],
+    }
+
+
 def _cells(drafters, gammas, temperatures):
     arms = [(None, 0), *product(drafters, sorted(set(gammas) - {0}))]
-    return [
-        {"drafter": name, "gamma": gamma, "temperature": float(t)} for t, (name, gamma) in product(temperatures, arms)
-    ]
+    grid = product(sorted({float(temperature) for temperature in temperatures}), arms)
+    return [{"drafter": name, "gamma": gamma, "temperature": temperature} for temperature, (name, gamma) in grid]
 
 
-def _plan(cells, prompts, repeats):
+def _plan(cells, prompts, repeats, seed):
     """Every measurement in order: all cells of a prompt together, starting one cell further for each prompt."""
     plan = []
-    for turn, (repeat, prompt) in enumerate(product(range(repeats), prompts)):
+    for turn, (repeat, (index, prompt)) in enumerate(product(range(repeats), enumerate(prompts))):
         start = turn % len(cells)
+        where = {"batch_size": 1, "prompt_id": prompt.id, "repeat": repeat}
         for cell in cells[start:] + cells[:start]:
-            plan.append({**cell, "batch_size": 1, "prompt_id": prompt.id, "repeat": repeat, "order": len(plan)})
+            plan.append({**cell, **where, "order": len(plan), "seed": seed + 1000 * repeat + index})
     return plan
 
 
@@ -140,23 +165,22 @@ def _key(row):
 
 def _measure(target, drafters, step, prompt_ids, max_new_tokens):
     """One generation as a row; running out of memory or failing is a status, not the end of the sweep."""
-    row = {**step, "status": "ok"}
     try:
-        generation = _generate(target, drafters, step, prompt_ids, max_new_tokens)
+        generation, status = _generate(target, drafters, step, prompt_ids, max_new_tokens), "ok"
     except (RuntimeError, ValueError, MemoryError) as error:
-        if torch.cuda.is_available():
+        generation, status = None, "out of memory" if _is_out_of_memory(error) else f"failed: {error}"
+    if generation is None:
+        if torch.cuda.is_available():  # Only now has the error, and what its traceback held, been let go.
             torch.cuda.empty_cache()
-        return {**row, "status": "out of memory" if _is_out_of_memory(error) else f"failed: {error}"}
+        return {**step, "status": status, **dict.fromkeys(MEASURED)}
     trace = generation.trace
     return {
-        **row,
+        **step,
+        "status": status,
         "stop_reason": generation.stop_reason,
         "num_tokens": len(generation.ids),
         "repeated_4gram_percent": round(repeated_4gram_percent(generation.ids), 2),
-        **{
-            name: round(getattr(trace, name), 6)
-            for name in ("ttft_sec", "decode_sec", "draft_sec", "verify_sec", "other_sec")
-        },
+        **{name: round(getattr(trace, name), 6) for name in SECONDS},
         "peak_memory_bytes": trace.peak_memory_bytes,
         "rounds": [[r.num_drafted, r.num_accepted, r.num_emitted] for r in trace.rounds],
     }
@@ -171,31 +195,29 @@ def _generate(target, drafters, step, prompt_ids, max_new_tokens):
         max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature=step["temperature"]),
         eos_ids=target.eos_ids,
-        generator=torch.Generator().manual_seed(step.get("seed", 0)),
+        generator=torch.Generator().manual_seed(step["seed"]),
     )
 
 
 def _is_out_of_memory(error):
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
 
 
 def _warm_up(target, drafters, cells, prompt_ids):
-    """Every cell once, discarded: first calls compile, tune and page in. What cannot work at all is raised here."""
+    """Every cell and every width once, discarded: first calls compile, tune and page in.
+
+    What cannot work at all with this pair is raised here, before the first row.
+    """
+    room = math.inf if target.context_length is None else target.context_length - len(prompt_ids) + 1
     for cell in cells:
         try:
-            _generate(target, drafters, cell, prompt_ids[-64:], 2 * cell["gamma"] + 2)
+            _generate(target, drafters, {**cell, "seed": 0}, prompt_ids, min(2 * cell["gamma"] + 2, room))
+            target.reset()  # A drafter need not fill its block, so the full width is run by hand.
+            width = min(cell["gamma"] + 1, len(prompt_ids))
+            target.forward(torch.tensor([prompt_ids[:width]], device=target.device), num_logits=width)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
-
-
-def _check_fit(target, encoded, budget):
-    for prompt_id, ids in encoded.items():
-        if target.context_length is not None and len(ids) + budget[prompt_id] > target.context_length + 1:
-            raise ValueError(
-                f"prompt {prompt_id!r} has {len(ids)} tokens and may generate {budget[prompt_id]}: more than the "
-                f"target's context of {target.context_length}; shorten it or lower max_new_tokens"
-            )
 
 
 def _header(target, drafters, settings, command):
@@ -205,7 +227,7 @@ def _header(target, drafters, settings, command):
         **_commit(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(),
-        "models": {"target": target.describe(), "drafters": {n: d.describe() for n, d in drafters.items()}},
+        "models": {"target": target.describe(), "draft": {n: d.describe() for n, d in drafters.items()}},
         "settings": settings,
     }
 
@@ -225,18 +247,20 @@ def _commit():
 
 
 def _open_partial(out, header, restart):
-    """The file rows are appended to, and the rows it holds already."""
+    """The file rows are appended to, its header and the rows it holds already."""
     partial = out.with_name(out.name + ".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     if partial.exists() and not restart:
-        # Subtle: a kill can cut the last line short; it is measured again, and cut off before anything is added.
-        whole = [line for line in partial.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-        if whole:
-            _check_same(json.loads(whole[0]), json.loads(json.dumps(header)), partial)
-            partial.write_text("".join(whole), encoding="utf-8")
-            return partial, [json.loads(line) for line in whole[1:]]
+        content = partial.read_bytes()
+        end = content.rfind(b"\n") + 1
+        if end:
+            first, *rest = content[:end].decode().splitlines()
+            _check_same(json.loads(first), json.loads(json.dumps(header)), partial)
+            # Subtle: a kill can cut the last line short; it is cut off, and measured again.
+            os.truncate(partial, end)
+            return partial, json.loads(first), [json.loads(line) for line in rest]
     partial.write_text(json.dumps(header) + "\n", encoding="utf-8")
-    return partial, []
+    return partial, header, []
 
 
 def _check_same(old, new, partial):

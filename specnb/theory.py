@@ -6,8 +6,6 @@ assumption that drafts are accepted independently with the same probability `alp
 assumption, that verifying gamma + 1 tokens costs no more than one step. Read `specnb.verdict` for what was measured.
 """
 
-from collections.abc import Callable, Sequence
-
 MAX_GAMMA = 512  # Where the search for the best draft length ends when no sequence of verify costs bounds it.
 
 
@@ -22,7 +20,9 @@ def tokens_per_round(alpha, gamma):
     5.0
     """
     _check(alpha, gamma)
-    return float(sum(alpha**i for i in range(gamma + 1)))  # The sum is exact where the quotient is 0 / 0, at alpha 1.
+    return float(
+        sum(alpha**i for i in range(int(gamma) + 1))
+    )  # The sum is exact where the quotient is 0 / 0, at alpha 1.
 
 
 def speedup(alpha, gamma, cost_ratio, verify_cost=1.0):
@@ -74,7 +74,7 @@ def best_gamma(alpha, cost_ratio, verify_cost=None):
     0
     """
     cost = 1.0 if verify_cost is None else verify_cost
-    longest = len(cost) - 1 if isinstance(cost, Sequence) or hasattr(cost, "__len__") else MAX_GAMMA
+    longest = len(cost) - 1 if hasattr(cost, "__len__") else MAX_GAMMA
     return max(range(longest + 1), key=lambda gamma: speedup(alpha, gamma, cost_ratio, cost))
 
 
@@ -99,7 +99,7 @@ def break_even_alpha(gamma, cost_ratio, verify_cost=1.0):
 
 
 def _verify_cost(verify_cost, gamma):
-    if isinstance(verify_cost, Callable):
+    if callable(verify_cost):
         cost = verify_cost(gamma)
     elif hasattr(verify_cost, "__getitem__"):
         if gamma >= len(verify_cost):

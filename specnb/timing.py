@@ -4,7 +4,6 @@ It knows devices and time. It does not know sampling. Nothing here synchronises 
 one host synchronisation already (its result is read), and the clock is read there. Read `specnb.sweep` next.
 """
 
-import os
 import platform
 import subprocess
 import sys
@@ -26,6 +25,7 @@ class RoundClock:
     def __init__(self, device, *, now=time.perf_counter, make_event=None, synchronize=None):
         self._now = now
         self._make_event = make_event or (_cuda_event if device.type == "cuda" else None)
+        self._device = device
         self._synchronize = synchronize or (torch.mps.synchronize if device.type == "mps" else lambda: None)
 
     def start(self):
@@ -44,7 +44,7 @@ class RoundClock:
     def _stamp(self):
         if self._make_event:
             event = self._make_event()
-            event.record()
+            event.record(*([torch.cuda.current_stream(self._device)] if self._device.index else []))
             return event
         self._synchronize()
         return self._now()
@@ -111,28 +111,31 @@ def versions():
 
 
 GPU_FIELDS = {
+    "uuid": "uuid",
     "name": "name",
     "driver": "driver_version",
     "power_limit_watt": "power.limit",
     "sm_clock_mhz": "clocks.sm",
     "memory_clock_mhz": "clocks.mem",
-    "throttle_reasons": "clocks_event_reasons.active",
+    "throttle_reasons": "clocks_throttle_reasons.active",  # the older name, which every driver knows
     "utilization_percent": "utilization.gpu",
     "memory_used_mib": "memory.used",
 }
 
 
 def gpu_state():
-    """One dict for each GPU with its clocks and throttle reasons now; an empty list where there is none."""
-    answer = _nvidia_smi("--query-gpu=" + ",".join(GPU_FIELDS.values()))
-    processes = _nvidia_smi("--query-compute-apps=pid") or ""
-    others = [pid for pid in processes.split() if pid != str(os.getpid())]
-    rows = [[cell.strip() for cell in line.split(",")] for line in (answer or "").splitlines() if line.strip()]
-    return [{**dict(zip(GPU_FIELDS, row, strict=False)), "num_other_processes": len(others)} for row in rows]
+    """One dict for each GPU, with its clocks, throttle reasons and number of processes now; empty without one."""
+    rows = _nvidia_smi("--query-gpu=" + ",".join(GPU_FIELDS.values()))
+    users = [row[0] for row in _nvidia_smi("--query-compute-apps=gpu_uuid,pid")]
+    gpus = [dict(zip(GPU_FIELDS, map(_number, row), strict=False)) for row in rows]
+    return [{"num_processes": users.count(gpu.pop("uuid")), **gpu} for gpu in gpus]
 
 
 def busy_reasons():
-    """Why a measurement started now would be worthless; an empty list on a quiet machine."""
+    """Why a measurement started now would be worthless; an empty list on a quiet machine.
+
+    Ask before a model is loaded: inside a container a process cannot tell its own use of a GPU from others'.
+    """
     import psutil
 
     reasons = []
@@ -140,8 +143,8 @@ def busy_reasons():
     if used > BUSY_PERCENT:
         reasons.append(f"{used:.0f} % of the processor is in use (at most {BUSY_PERCENT} % is allowed)")
     for index, gpu in enumerate(gpu_state()):
-        if gpu["num_other_processes"]:
-            reasons.append(f"{gpu['num_other_processes']} other processes use GPU {index} ({gpu['name']})")
+        if gpu["num_processes"]:
+            reasons.append(f"{gpu['num_processes']} processes use GPU {index} ({gpu['name']})")
     return reasons
 
 
@@ -151,8 +154,19 @@ def _nvidia_smi(query):
             ["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [[cell.strip() for cell in line.split(",")] for line in lines if line.strip()]
+
+
+def _number(cell):
+    """A number where it is one, None where the driver does not know, else the text."""
+    if cell.startswith("["):  # [N/A], [Not Supported]
         return None
-    return done.stdout if done.returncode == 0 else None
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
 
 
 def _processor():

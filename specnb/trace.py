@@ -42,7 +42,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Trace:
-    """The rounds of one generation. Rates are None where nothing was drafted, times None where nothing ran.
+    """The rounds of one generation. Rates are None where they have no denominator: nothing drafted, no round.
 
     Examples
     --------

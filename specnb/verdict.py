@@ -12,11 +12,22 @@ import numpy as np
 import pandas as pd
 
 from specnb import theory
+from specnb.trace import Round
 
 PLAIN = ("-", 0)  # Drafter and gamma of plain decoding.
 NUM_RESAMPLES = 4000
 PHASES = ("draft_sec", "verify_sec", "other_sec")
-COUNTS = ("num_tokens", "num_rounds", "num_drafted", "num_accepted", "num_tested", "num_undrafted")
+SECONDS = ("total_sec", "ttft_sec", "decode_sec", *PHASES)
+COUNTS = (
+    "num_tokens",
+    "num_rounds",
+    "num_later_rounds",
+    "num_drafted",
+    "num_drafted_later",
+    "num_accepted",
+    "num_tested",
+    "num_undrafted",
+)
 FEW_PROMPTS = 10
 LOOP_PERCENT = 20  # Rows with a larger share of repeated 4-grams are loops: lookup accepts everything there.
 
@@ -25,9 +36,11 @@ def load(path):
     """Read a result file; a ValueError where it is none."""
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
-        assert result["schema"].startswith("specnb-sweep/")
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ValueError(f"{path} is not a result of `specnb sweep`: {error or 'unknown schema'}") from error
+        known = result["schema"].startswith("specnb-sweep/")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a result of `specnb sweep`: {error}") from error
+    if not known:
+        raise ValueError(f"{path} is not a result of `specnb sweep`: its schema is {result['schema']!r}")
     return result
 
 
@@ -37,9 +50,9 @@ def frame(result):
     for row in result["rows"]:
         if row["status"] != "ok":
             continue
-        rounds = np.array(row["rounds"]).reshape(-1, 3)
-        drafted, accepted, emitted = rounds.T
-        rejected = (accepted < drafted) & (emitted > accepted)
+        rounds = [Round(*counts) for counts in row["rounds"]]
+        # A last round with one token left could not draft; any other without drafts had nothing to propose.
+        clipped = row["stop_reason"] == "length" and rounds[-1].num_drafted == 0 and rounds[-1].num_emitted == 1
         lines.append(
             {
                 **{k: v for k, v in row.items() if k != "rounds"},
@@ -47,10 +60,12 @@ def frame(result):
                 "drafter": row["drafter"] or "-",
                 "total_sec": row["ttft_sec"] + row["decode_sec"],
                 "num_rounds": len(rounds),
-                "num_drafted": int(drafted.sum()),
-                "num_accepted": int(accepted.sum()),
-                "num_tested": int((accepted + rejected).sum()),
-                "num_undrafted": int((drafted == 0).sum()),
+                "num_later_rounds": len(rounds) - 1,
+                "num_drafted": sum(r.num_drafted for r in rounds),
+                "num_drafted_later": sum(r.num_drafted for r in rounds[1:]),
+                "num_accepted": sum(r.num_accepted for r in rounds),
+                "num_tested": sum(r.num_tested for r in rounds),
+                "num_undrafted": sum(r.num_drafted == 0 for r in rounds) - clipped,
             }
         )
     if not lines:
@@ -64,39 +79,39 @@ def summary(rows):
     Returns
     -------
     DataFrame
-        `sec_per_token` (all phases over all tokens, weighted by prompt), `speedup` over gamma 0 with its 95 %
-        bootstrap interval `low`..`high` over prompts, `tokens_per_round`, `accepted_fraction` (accepted / drafted),
-        `alpha_hat` (accepted / tested), `wasted_per_token`, seconds per round by phase, `round_cost` (time of one
-        round over one plain round, without the prefill), `break_even_fraction` (accepted / drafted at which
-        `round_cost` is just earned back).
+        Every sum is weighted by prompt. `sec_per_token` (all phases over all tokens), `speedup` over gamma 0 with its
+        95 % bootstrap interval `low`..`high` over prompts (NaN for a single prompt), `tokens_per_round`,
+        `accepted_fraction` (accepted / drafted), `alpha_hat` (accepted / tested), `wasted_per_token`, seconds per
+        round by phase, `round_cost` (time of one round over one plain round, first rounds with their prefill left
+        out), `break_even_fraction` (accepted / drafted at which `round_cost` is just earned back).
     """
     lines = []
     for temperature, part in rows.groupby("temperature"):
-        resampled = _resampled_speedups(part)
+        speedups = _speedups(part)
         for arm, group in part.groupby(["drafter", "gamma"]):
-            lines.append({"temperature": temperature, **_line(arm, group, resampled[arm])})
+            lines.append({"temperature": temperature, **_line(arm, group, speedups[arm])})
     table = pd.DataFrame(lines)
     for _, part in table.groupby("temperature"):
         plain = part[part.gamma == 0].iloc[0]
-        table.loc[part.index, "speedup"] = plain.sec_per_token / part.sec_per_token
         cost = part.decode_sec_per_round / plain.decode_sec_per_round
+        drafted = (part.num_drafted_later / part.num_later_rounds).where(part.gamma > 0)
         table.loc[part.index, "round_cost"] = cost
-        table.loc[part.index, "break_even_fraction"] = (cost - 1).clip(lower=0) / part.drafted_per_round.where(
-            part.gamma > 0
-        )
+        table.loc[part.index, "break_even_fraction"] = (cost - 1).clip(lower=0) / drafted
     return table.sort_values(["temperature", "drafter", "gamma"], ignore_index=True)
 
 
-def _line(arm, group, resampled):
-    total = {name: int(group[name].sum()) for name in COUNTS}
-    later_rounds = total["num_rounds"] - len(group)  # The first round holds the prefill.
-    low, high = np.nanpercentile(resampled, [2.5, 97.5])
+def _line(arm, group, speedups):
+    total = {name: (group[name] * group.weight).sum() for name in (*COUNTS, *SECONDS)}
+    several = group.prompt_id.nunique() > 1  # Resampling a single prompt says nothing about others.
+    low, high = np.nanpercentile(speedups[1:], [2.5, 97.5]) if several else (np.nan, np.nan)
     return {
         "drafter": arm[0],
         "gamma": arm[1],
-        "num_generations": len(group),
-        **total,
-        "sec_per_token": (group.total_sec * group.weight).sum() / (group.num_tokens * group.weight).sum(),
+        "num_prompts": group.prompt_id.nunique(),
+        "weight": group.weight.sum(),
+        **{name: total[name] for name in COUNTS},
+        "sec_per_token": total["total_sec"] / total["num_tokens"],
+        "speedup": speedups[0],
         "low": low,
         "high": high,
         "tokens_per_round": total["num_tokens"] / total["num_rounds"],
@@ -104,9 +119,9 @@ def _line(arm, group, resampled):
         "alpha_hat": _ratio(total["num_accepted"], total["num_tested"]),
         "drafted_per_round": total["num_drafted"] / total["num_rounds"],
         "wasted_per_token": (total["num_drafted"] - total["num_accepted"]) / total["num_tokens"],
-        "ttft_sec": group.ttft_sec.mean(),
-        "decode_sec_per_round": _ratio(group.decode_sec.sum(), later_rounds),
-        **{f"{phase}_per_round": group[phase].sum() / total["num_rounds"] for phase in PHASES},
+        "ttft_sec": total["ttft_sec"] / group.weight.sum(),
+        "decode_sec_per_round": _ratio(total["decode_sec"], total["num_later_rounds"]),
+        **{f"{phase}_per_round": total[phase] / total["num_rounds"] for phase in PHASES},
     }
 
 
@@ -114,83 +129,92 @@ def _ratio(part, whole):
     return part / whole if whole else np.nan
 
 
-def _resampled_speedups(part):
-    """{(drafter, gamma): speed-ups over resampled prompts}: the same resamples for every arm, so arms are paired."""
+def _speedups(part):
+    """{(drafter, gamma): speed-ups}, the first as measured, the others over resampled prompts.
+
+    The resamples are the same for every arm, so that arms can be compared in pairs.
+    """
     weighted = part.assign(sec=part.total_sec * part.weight, tokens=part.num_tokens * part.weight)
-    arms = ["drafter", "gamma"]
-    sec = weighted.pivot_table(index="prompt_id", columns=arms, values="sec", aggfunc="sum")
-    tokens = weighted.pivot_table(index="prompt_id", columns=arms, values="tokens", aggfunc="sum")
+    sec, tokens = (
+        weighted.pivot_table(index="prompt_id", columns=["drafter", "gamma"], values=values, aggfunc="sum")
+        for values in ("sec", "tokens")
+    )
     if PLAIN not in sec.columns:
         raise ValueError("the result holds no plain decoding (gamma 0) to compare with")
+    measured = np.arange(len(sec))
     chosen = np.random.default_rng(0).integers(len(sec), size=(NUM_RESAMPLES, len(sec)))
-    base_sec, base_tokens = sec[PLAIN].to_numpy(), tokens[PLAIN].to_numpy()
+    chosen = np.vstack([measured, chosen])  # (1 + NUM_RESAMPLES, prompts)
+
+    def sec_per_token(arm, used):
+        return np.nansum((sec[arm] * used).to_numpy()[chosen], 1) / np.nansum(
+            (tokens[arm] * used).to_numpy()[chosen], 1
+        )
+
     speedups = {}
     for arm in sec.columns:
         # A prompt that ran out of memory in one arm is left out of both sides of that arm's ratio.
-        both = np.where(np.isnan(sec[arm]) | np.isnan(base_sec), np.nan, 1.0)
-        ours, theirs = (
-            np.nansum((both * a)[chosen], 1) / np.nansum((both * b)[chosen], 1)
-            for a, b in ((sec[arm].to_numpy(), tokens[arm].to_numpy()), (base_sec, base_tokens))
-        )
-        speedups[arm] = theirs / ours
+        used = (sec[arm] + sec[PLAIN]).notna().replace(False, np.nan).astype(float)
+        speedups[arm] = sec_per_token(PLAIN, used) / sec_per_token(arm, used)
     return speedups
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer for one temperature. `tied` are the arms whose paired 95 % interval against the best contains 1."""
+    """The answer for one temperature.
+
+    `best` and `plain` are lines of `summary`; `tied` names the arms whose paired 95 % interval against `best`
+    contains 1; `deploy` says whether the interval of `best` clears plain decoding.
+    """
 
     temperature: float
     best: pd.Series
+    plain: pd.Series
     tied: list
     deploy: bool
-    num_prompts: int
 
     def __str__(self):
-        best, name = self.best, "greedy" if self.temperature == 0 else f"T={self.temperature:g}"
-        if not self.deploy:
-            reason = (
-                "no draft length was faster than plain decoding"
-                if best.gamma == 0
-                else f"the best draft length, {_name(best)}, measured {best.speedup:.2f}x with a 95 % interval of "
-                f"{best.low:.2f}-{best.high:.2f}, which does not clear 1"
-            )
-            return f"{name}: do not deploy here; {reason} (n = {self.num_prompts} prompts)."
+        best = self.best
+        measured = (
+            f"{_name(best)} is {best.speedup:.2f}x as fast as plain decoding, prefill included (95 % interval "
+            f"{best.low:.2f}-{best.high:.2f}, n = {best.num_prompts} prompts)"
+        )
         lines = [
-            f"{name}: {_name(best)} decodes {best.speedup:.2f}x as fast as plain decoding (95 % interval "
-            f"{best.low:.2f}-{best.high:.2f} over n = {self.num_prompts} prompts)."
+            f"{_temperature(self.temperature)}: "
+            + (f"{measured}." if self.deploy else f"do not deploy here; at best, {measured}: not clearly above 1."),
+            f"  sec_per_token {best.sec_per_token:.4f}, plain decoding {self.plain.sec_per_token:.4f}. Break-even at "
+            f"accepted/drafted {best.break_even_fraction:.3f}, measured {best.accepted_fraction:.3f}; wasted drafts "
+            f"per emitted token {best.wasted_per_token:.2f}.",
         ]
-        if self.num_prompts < FEW_PROMPTS:
-            lines.append(f"  With fewer than {FEW_PROMPTS} prompts the interval itself is rough; measure more.")
         if self.tied:
             lines.append(f"  It cannot be told from {', '.join(self.tied)} on these prompts.")
-        lines.append(
-            f"  Break-even: accepted/drafted {best.break_even_fraction:.3f}, measured {best.accepted_fraction:.3f}; "
-            f"wasted drafts per emitted token: {best.wasted_per_token:.2f}."
-        )
+        if best.num_prompts < FEW_PROMPTS:
+            lines.append(f"  With fewer than {FEW_PROMPTS} prompts the interval itself is rough; measure more.")
         return "\n".join(lines)
 
 
 def decide(rows):
-    """One `Verdict` per temperature: the arm of highest speed-up, and whether its interval clears plain decoding.
+    """One `Verdict` per temperature: the draft length of highest speed-up, and whether it beats plain decoding.
+
+    A temperature at which nothing was drafted, or no plain decoding is left, has none.
 
     Notes
     -----
     The best arm is chosen and measured on the same prompts, which flatters it a little. Measure it again on prompts
     of your own before you rely on the second decimal.
     """
-    table, verdicts = summary(rows), []
+    verdicts = []
     for temperature, part in rows.groupby("temperature"):
-        arms = table[table.temperature == temperature]
-        best = arms.loc[arms.speedup.idxmax()]
-        resampled = _resampled_speedups(part)
+        if not ((part.gamma == 0).any() and (part.gamma > 0).any()):
+            continue
+        arms, speedups = summary(part), _speedups(part)
+        best = arms.loc[arms[arms.gamma > 0].speedup.idxmax()]
         tied = []
         for _, arm in arms.drop(best.name).iterrows():
-            ratios = resampled[arm.drafter, arm.gamma] / resampled[best.drafter, best.gamma]
-            if np.nanpercentile(ratios, 97.5) >= 1:
-                tied.append("plain decoding" if arm.gamma == 0 else _name(arm))
-        deploy = bool(best.gamma > 0 and best.low > 1)
-        verdicts.append(Verdict(temperature, best, tied, deploy, part.prompt_id.nunique()))
+            ratios = speedups[arm.drafter, arm.gamma][1:] / speedups[best.drafter, best.gamma][1:]
+            low, high = np.nanpercentile(ratios, [2.5, 97.5])
+            if low <= 1 <= high:
+                tied.append(arm)
+        verdicts.append(Verdict(temperature, best, arms[arms.gamma == 0].iloc[0], _names(tied), bool(best.low > 1)))
     return verdicts
 
 
@@ -203,24 +227,24 @@ def predicted(table):
     """Speed-up of each line of `summary` by the cost model, from measured alpha_hat, draft cost and verify cost.
 
     The model assumes independent acceptance with one alpha; a round for which the drafter had nothing to propose
-    counts as rejected at once. `theory.speedup` is the decoding phase; the prefill, which speculation does not
-    change, is added back on both sides.
+    counts as rejected at once. `theory.speedup` is the decoding phase; the measured prefill is added on both sides.
 
     Returns
     -------
-    Series, aligned with `table`
+    Series, aligned with `table`; NaN where every generation was a single round
     """
     speedups = pd.Series(np.nan, index=table.index)
     for _, part in table.groupby("temperature"):
         plain = part[part.gamma == 0].iloc[0]
         step = plain.decode_sec_per_round
-        mean_tokens = plain.num_tokens / plain.num_generations
+        mean_tokens = plain.num_tokens / plain.weight
         prefill = max(plain.ttft_sec - step, 0.0)
         for _, arms in part[part.gamma > 0].groupby("drafter"):
             alpha = arms.num_accepted.sum() / (arms.num_tested + arms.num_undrafted).sum()
-            for index, arm in arms.iterrows():
+            for index, arm in arms[arms.round_cost.notna()].iterrows():
+                own_prefill = max(arm.ttft_sec - arm.decode_sec_per_round, 0.0)  # that of a draft model included
                 decoding = theory.speedup(alpha, arm.gamma, 0.0, arm.round_cost)
-                speedups[index] = (prefill + mean_tokens * step) / (prefill + mean_tokens * step / decoding)
+                speedups[index] = (prefill + mean_tokens * step) / (own_prefill + mean_tokens * step / decoding)
         speedups[part[part.gamma == 0].index] = 1.0
     return speedups
 
@@ -229,24 +253,36 @@ def _name(arm):
     return f"gamma {arm.gamma:g} with {arm.drafter}"
 
 
+def _names(arms):
+    """Names of several arms, the draft lengths of one drafter together."""
+    names = ["plain decoding"] if any(arm.gamma == 0 for arm in arms) else []
+    for drafter in dict.fromkeys(arm.drafter for arm in arms if arm.gamma):
+        names.append(f"gamma {', '.join(f'{arm.gamma:g}' for arm in arms if arm.drafter == drafter)} with {drafter}")
+    return names
+
+
+def _temperature(temperature):
+    return "greedy" if temperature == 0 else f"T={temperature:g}"
+
+
 def report(rows):
     """The verdicts as text, and the same without rows that loop."""
-    parts = [str(decision) for decision in decide(rows)]
     kept = without_loops(rows)
-    dropped = len(rows) - len(kept)
-    if dropped == 0:
-        parts.append(f"No row has more than {LOOP_PERCENT} % repeated 4-grams, so no loop flatters these figures.")
-    else:
-        parts.append(f"Without the {dropped} of {len(rows)} rows with more than {LOOP_PERCENT} % repeated 4-grams:")
-        parts += [str(decision) for decision in decide(kept)]
-    return "\n".join(parts)
+    if len(kept) == len(rows):
+        note = f"No row has more than {LOOP_PERCENT} % repeated 4-grams, so no loop flatters these figures."
+        return "\n".join([*map(str, decide(rows)), note])
+    note = f"Without the {len(rows) - len(kept)} of {len(rows)} rows with more than {LOOP_PERCENT} % repeated 4-grams:"
+    return "\n".join([*map(str, decide(rows)), note, *map(str, decide(kept) or ["nothing is left to compare."])])
 
 
 def origin(result):
     """One line that names machine, pair and prompts, as every figure's caption needs it."""
     machine, models, settings = result["environment"], result["models"], result["settings"]
     gpus = ", ".join(gpu["name"] for gpu in machine["gpus"])
-    device = gpus or f"{machine['processor']}, {machine['num_threads']} threads"
+    on_cpu = models["target"]["device"] == "cpu"
+    device = (
+        f"{machine['processor']}, {machine['num_threads']} threads" if on_cpu else gpus or models["target"]["device"]
+    )
     kinds = {prompt["kind"] for prompt in settings["prompts"].values()}
     return (
         f"{device}; {models['target']['id']} {models['target']['dtype']} with {', '.join(settings['drafters'])}; "

@@ -4,7 +4,7 @@ import torch
 from specnb.drafters import Drafter, ModelDrafter, PromptLookup
 from specnb.models import CausalLM, TableModel
 from specnb.probs import Sampling
-from specnb.sampler import speculative
+from specnb.sampler import rounds, speculative
 from tests.conftest import VOCAB, seeded, tiny_model
 
 
@@ -136,8 +136,9 @@ def test_a_drafter_that_breaks_the_contract_is_named(ids, probs, message):
 
 def test_target_and_draft_must_not_be_one_object(tiny):
     model = tiny()
-    with pytest.raises(ValueError, match="same object"):
-        speculative(model, ModelDrafter(model), [1], gamma=2, max_new_tokens=4)
+    for gamma in (0, 2):
+        with pytest.raises(ValueError, match="same object"):
+            rounds(model, ModelDrafter(model), [1], gamma=gamma, max_new_tokens=4)
 
 
 def test_a_bad_ngram_length_is_refused():

@@ -108,6 +108,8 @@ def test_the_softmax_residual_needs_270_draws():
 
 def test_sample_size_where_the_alternative_leaves_the_support():
     assert sample_size([0.5, 0.5, 0], [0.5, 0.4, 0.1]) == math.ceil(math.log(0.01) / math.log(0.9))
+    assert sample_size([0.5, 0.5, 0], [0.9, 0.1 - 1e-6, 1e-6]) == sample_size([0.5, 0.5], [0.9, 0.1])
+    assert sample_size([1.0, 0.0], [0.0, 1.0]) == 1
     with pytest.raises(ValueError, match="same law"):
         sample_size(LAW, LAW)
 

@@ -144,6 +144,22 @@ def test_weights_that_would_be_unpickled_are_refused(tmp_path):
         CausalLM.from_pretrained(tmp_path)
 
 
+def test_damaged_weights_are_a_clear_error(tmp_path):
+    tiny_model("Llama").save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="cannot load the model"):
+        CausalLM.from_pretrained(tmp_path)
+
+
+def test_an_unknown_dtype_or_a_device_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="'bf16'; choose one of bfloat16"):
+        CausalLM.from_pretrained(tmp_path, dtype="bf16")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no cuda device"):
+            CausalLM.from_pretrained(tmp_path, device="cuda")
+
+
 def test_a_table_model_checks_its_rows():
     model = TableModel(lambda prefix: [0.5, 0.6], 2)
     with pytest.raises(ValueError, match=r"after \(0,\) must be 2 probabilities"):

@@ -95,6 +95,7 @@ def test_logits_are_never_modified():
         {"temperature": float("inf")},
         {"top_k": -1},
         {"top_k": 2.5},
+        {"temperature": None},
         {"top_p": 1.5},
         {"min_p": -0.1},
         {"repetition_penalty": 0},
@@ -111,6 +112,8 @@ def test_values_out_of_range_are_refused_by_name(options):
 def test_a_missing_prefix_or_an_unknown_biased_id_is_refused():
     with pytest.raises(ValueError, match="prefix_ids"):
         Sampling(repetition_penalty=1.2).probs(LOGITS)
+    with pytest.raises(ValueError, match="nested 1 deep"):
+        Sampling(repetition_penalty=1.2).probs(LOGITS[None], [1])
     with pytest.raises(ValueError, match="2 prefixes for 1 rows"):
         Sampling(repetition_penalty=1.2).probs(LOGITS[None], [[1], [2]])
     with pytest.raises(ValueError, match="token 4"):

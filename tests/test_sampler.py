@@ -286,6 +286,10 @@ def test_a_list_of_one_prompt_gives_a_list_of_one_generation(tiny):
     assert listed.ids == alone.ids == autoregressive(
         target, torch.tensor([1, 2]), max_new_tokens=5, generator=seeded(1)
     ).ids  # fmt: skip
+    assert (
+        autoregressive(target, [1, 2], max_new_tokens=5, generator=seeded(1), eos_ids=torch.tensor([alone.ids[0]])).ids
+        == alone.ids[:1]
+    )
     with pytest.raises(ValueError, match="2 prompts"):
         autoregressive(target, [[1, 2], [3]], max_new_tokens=5)
 

