@@ -83,7 +83,7 @@ from pathlib import Path
 from tests.test_sweep import make_pair, OPTIONS
 from specnb import sweep
 from specnb.prompts import load_prompts
-sweep.run(*make_pair(), load_prompts(sys.argv[1]), out=Path(sys.argv[2]), repeats=60, **OPTIONS)
+sweep.run(*make_pair(), load_prompts(sys.argv[1]), out=Path(sys.argv[2]), repeats=20, **OPTIONS)
 """
 
 
@@ -101,10 +101,10 @@ def test_a_sweep_killed_outright_resumes_with_nothing_lost_or_repeated(tmp_path,
     assert len(kept) > 19 and not out.exists()
     with open(partial, "a") as file:
         file.write('{"drafter": "look')  # what a kill in the middle of a write leaves
-    result = sweep.run(*make_pair(), prompts, out=out, repeats=60, **OPTIONS)
+    result = sweep.run(*make_pair(), prompts, out=out, repeats=20, **OPTIONS)
     assert result["created"] == json.loads(header)["created"]
     rows = pd.DataFrame(result["rows"])
-    assert len(rows) == 60 * 4 * 2 * 5 and not rows.duplicated(KEYS).any()
+    assert len(rows) == 20 * 4 * 2 * 5 and not rows.duplicated(KEYS).any()
     assert list(rows.order) == list(range(len(rows)))
     measured = [json.dumps(row) for row in result["rows"]]
     assert set(kept) <= set(measured)
