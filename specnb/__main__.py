@@ -4,6 +4,7 @@ Everything here can be had without it: each command is a few calls of the packag
 """
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -206,6 +207,8 @@ def _statistics(trace):
 
 
 def _sweep(arguments):
+    from rich.progress import track
+
     from specnb import sweep
     from specnb.models import available_device
     from specnb.prompts import DEFAULT_PROMPTS, PROJECT, load_prompts
@@ -236,35 +239,13 @@ def _sweep(arguments):
         seed=arguments.seed,
         command=arguments.command_line,
         restart=arguments.restart,
-        track=_track,
+        track=lambda steps: track(steps, description="measuring", update_period=1),
     )
     folder = out.parent.parent / "figures" if out.parent.name == "data" else out.parent
     figure = arguments.figure or folder / f"{out.stem}.png"
     _show(result, figure)
-    print(f"\nwritten: {out} and {figure}")
+    print("\nwritten:", *(os.path.relpath(path) for path in (out, figure)))
     return 0
-
-
-def _track(steps):
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("measuring"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
-        yield from progress.track(steps)
 
 
 def _report(arguments):

@@ -6,6 +6,8 @@ assumption that drafts are accepted independently with the same probability `alp
 assumption, that verifying gamma + 1 tokens costs no more than one step. Read `specnb.verdict` for what was measured.
 """
 
+from numbers import Real
+
 MAX_GAMMA = 512  # Where the search for the best draft length ends when no sequence of verify costs bounds it.
 
 
@@ -74,7 +76,7 @@ def best_gamma(alpha, cost_ratio, verify_cost=None):
     0
     """
     cost = 1.0 if verify_cost is None else verify_cost
-    longest = len(cost) - 1 if hasattr(cost, "__len__") else MAX_GAMMA
+    longest = MAX_GAMMA if callable(cost) or isinstance(cost, Real) else len(cost) - 1
     return max(range(longest + 1), key=lambda gamma: speedup(alpha, gamma, cost_ratio, cost))
 
 
@@ -101,12 +103,12 @@ def break_even_alpha(gamma, cost_ratio, verify_cost=1.0):
 def _verify_cost(verify_cost, gamma):
     if callable(verify_cost):
         cost = verify_cost(gamma)
-    elif hasattr(verify_cost, "__getitem__"):
-        if gamma >= len(verify_cost):
-            raise ValueError(f"verify_cost has {len(verify_cost)} entries, so none for gamma {gamma}")
+    elif isinstance(verify_cost, Real):
+        cost = verify_cost
+    elif gamma < len(verify_cost):
         cost = verify_cost[gamma]
     else:
-        cost = verify_cost
+        raise ValueError(f"verify_cost has {len(verify_cost)} entries, so none for gamma {gamma}")
     if not cost > 0:
         raise ValueError(f"verify_cost must be above 0, got {cost} at gamma {gamma}")
     return cost

@@ -79,6 +79,24 @@ def test_no_function_has_a_parameter_called_p_or_q_or_fifty_lines():
                 assert not body or body[-1].end_lineno - body[0].lineno < 50, f"{path.name}: {node.name}"
 
 
+def test_the_package_stays_small():
+    """2,500 lines of code: docstrings, comments and blank lines are not counted, for they are what readers come for."""
+    count = 0
+    for path in (ROOT / "specnb").glob("*.py"):
+        source = path.read_text()
+        documentation = set()
+        for node in ast.walk(ast.parse(source)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                documentation.update(range(node.lineno, node.end_lineno + 1))
+        for number, line in enumerate(source.splitlines(), 1):
+            count += bool(line.strip()) and not line.strip().startswith("#") and number not in documentation
+    assert count < 2500, count
+
+
 def test_imports_only_point_upward():
     order = ["fetch", "prompts", "probs", "rule", "exact", "theory", "gof", "trace", "timing", "models", "drafters"]
     order += ["sampler", "sweep", "verdict", "plots", "__main__"]

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from specnb.theory import best_gamma, break_even_alpha, operations_factor, speedup, tokens_per_round
@@ -69,7 +70,7 @@ def test_the_verify_cost_may_be_a_number_a_sequence_or_a_callable():
     costs = [1.0, 1.0, 1.05, 1.3, 1.6, 2.0]
     for gamma in range(6):
         wanted = tokens_per_round(0.7, gamma) / (gamma * 0.1 + costs[gamma])
-        for form in (costs[gamma], costs, costs.__getitem__):
+        for form in (costs[gamma], np.float64(costs[gamma]), costs, np.array(costs), costs.__getitem__):
             assert speedup(0.7, gamma, 0.1, form) == pytest.approx(wanted)
     assert best_gamma(0.7, 0.1, costs) == 2 < best_gamma(0.7, 0.1)
     assert best_gamma(0.7, 0.1, lambda gamma: 1 + 0.2 * gamma) == best_gamma(0.7, 0.3)
