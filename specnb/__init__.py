@@ -17,14 +17,16 @@ __all__ = [
     "gof",
     "trace",
     "timing",
-    "models",
     "fetch",
+    "cache",
+    "models",
     "drafters",
     "sampler",
     "prompts",
     "sweep",
     "verdict",
     "plots",
+    "show",
 ]
 
 

@@ -62,7 +62,16 @@ def _parser():
     _add_pair(generate)
     generate.set_defaults(run=_generate)
 
-    sweep = commands.add_parser("sweep", help="measure speed against draft length; table, figure and verdict")
+    _add_sweep(commands.add_parser("sweep", help="measure speed against draft length; table, figure and verdict"))
+
+    report = commands.add_parser("report", help="print table and verdict of a result file")
+    report.add_argument("result", type=Path)
+    report.add_argument("--figure", type=Path, help="draw the picture here too")
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _add_sweep(sweep):
     _add_pair(sweep)
     sweep.add_argument("--gammas", type=_gammas, default="0-8", help="such as 0-8 or 1,2,4 (default 0-8)")
     sweep.add_argument("--temperatures", type=_floats, default="0,1", help="such as 0,1 (default)")
@@ -85,12 +94,6 @@ def _parser():
     sweep.add_argument("--restart", action="store_true", help="throw an unfinished sweep away instead of resuming it")
     sweep.add_argument("--force", action="store_true", help="measure although the machine is busy")
     sweep.set_defaults(run=_sweep)
-
-    report = commands.add_parser("report", help="print table and verdict of a result file")
-    report.add_argument("result", type=Path)
-    report.add_argument("--figure", type=Path, help="draw the picture here too")
-    report.set_defaults(run=_report)
-    return parser
 
 
 def _add_pair(parser):
@@ -138,6 +141,7 @@ def _generate(arguments):
     from rich.console import Console
     from rich.text import Text
 
+    from specnb import show
     from specnb.probs import Sampling
     from specnb.prompts import Prompt
     from specnb.sampler import rounds
@@ -148,7 +152,7 @@ def _generate(arguments):
     target, drafters = _load(arguments)
     prompt = Prompt("prompt", "own", [{"role": "user", "content": arguments.prompt}], None, 1, 1.0)
     generator = None if arguments.seed is None else torch.Generator().manual_seed(arguments.seed)
-    done, printer = [], _Printer(console, target.tokenizer)
+    done, printer = [], show.Printer(console, target.tokenizer)
     for done_round in rounds(
         target,
         next(iter(drafters.values())),
@@ -163,47 +167,9 @@ def _generate(arguments):
         printer.show(done_round)
     trace = Trace(arguments.gamma, done)
     console.print("\n")
-    console.print(Text.assemble("colours: ", *[(f"{name} ", style) for name, style in STYLES.items()]))
-    print(_statistics(trace))
+    console.print(Text.assemble("colours: ", *[(f"{name} ", style) for name, style in show.STYLES.items()]))
+    print(show.statistics(trace))
     return 0
-
-
-STYLES = {"accepted": "bold #009E73", "recovered": "#D55E00", "bonus": "#CC79A7", "plain": "#7F7F7F"}
-
-
-class _Printer:
-    """Prints tokens in colour as they come; bytes of an unfinished character wait for the rest."""
-
-    def __init__(self, console, tokenizer):
-        self.console, self.tokenizer, self.ids, self.printed = console, tokenizer, [], ""
-
-    def show(self, done_round):
-        from rich.text import Text
-
-        for token, source in zip(done_round.ids, done_round.sources, strict=True):
-            self.ids.append(token)
-            # Subtle: some tokenizers strip a leading space, so what is new is cut from the whole text.
-            text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
-            if not text.endswith("\ufffd"):
-                self.console.print(Text(text[len(self.printed) :], style=STYLES[source]), end="", soft_wrap=True)
-                self.printed = text
-
-
-def _statistics(trace):
-    if not trace.rounds:
-        return "nothing was generated"
-    drafted = sum(r.num_drafted for r in trace.rounds)
-    accepted = (
-        f"accepted/drafted {trace.accepted_fraction:.2f} of {drafted}, alpha_hat {trace.alpha_hat:.2f}, "
-        f"rounds by accepted drafts {trace.accepted_histogram}"
-        if trace.accepted_fraction is not None
-        else "nothing was drafted"
-    )
-    return (
-        f"{trace.num_tokens} tokens in {len(trace.rounds)} rounds ({trace.tokens_per_round:.2f} a round); {accepted}\n"
-        f"first tokens after {1000 * trace.ttft_sec:.0f} ms; {1000 * trace.sec_per_token:.1f} ms a token over all; "
-        f"draft {trace.draft_sec:.2f} s, verify {trace.verify_sec:.2f} s, other {trace.other_sec:.2f} s"
-    )
 
 
 def _sweep(arguments):
@@ -257,11 +223,11 @@ def _report(arguments):
 
 def _show(result, figure=None):
     """Print table and verdict of a result; draw its figure where a path is given."""
-    from specnb import plots, verdict
+    from specnb import plots, show, verdict
 
     rows = verdict.frame(result)
-    table = verdict.summary(rows)
-    print(_table(table))
+    summary = verdict.summary(rows)
+    print(show.table(summary))
     failed = [row for row in result["rows"] if row["status"] != "ok"]
     if failed:
         print(f"{len(failed)} of {len(result['rows'])} rows did not finish; the first: {failed[0]['status']}")
@@ -269,32 +235,7 @@ def _show(result, figure=None):
     print(verdict.report(rows))
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
-        plots.sweep(table, verdict.predicted(table), verdict.origin(result)).savefig(figure, dpi=110)
-
-
-def _table(table):
-    """The summary as aligned text; break-even is the accepted/drafted at which a round has paid for its extra time."""
-    phases = table[["draft_sec_per_round", "verify_sec_per_round", "other_sec_per_round"]] * 1000
-    shown = table.assign(
-        interval=[f"{low:.2f}-{high:.2f}" for low, high in zip(table.low, table.high, strict=True)],
-        ms_per_token=(1000 * table.sec_per_token).map("{:.1f}".format),
-        phases_ms=[" + ".join(f"{ms:.1f}" for ms in row) for row in phases.to_numpy()],
-    )
-    names = {
-        "temperature": "T",
-        "drafter": "drafter",
-        "gamma": "gamma",
-        "ms_per_token": "ms/token",
-        "speedup": "speed-up",
-        "interval": "95 % interval",
-        "tokens_per_round": "tokens/round",
-        "accepted_fraction": "accepted/drafted",
-        "break_even_fraction": "break-even",
-        "wasted_per_token": "wasted/token",
-        "phases_ms": "draft + verify + other ms/round",
-    }
-    shown = shown[list(names)].rename(columns=names)
-    return shown.to_string(index=False, float_format="{:.2f}".format, na_rep="-", formatters={"T": "{:g}".format})
+        plots.sweep(summary, verdict.predicted(summary), verdict.origin(result)).savefig(figure, dpi=110)
 
 
 def _gammas(text):

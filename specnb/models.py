@@ -1,11 +1,10 @@
 """Language models behind one small interface: forward, length, rollback.
 
 It knows caches, devices and dtypes. It does not know drafting or acceptance. `TableModel` is a toy whose
-probabilities are written down; `CausalLM` is any transformers model whose cache can be rolled back. The cache API of
-transformers moved between 5.13 and 5.40; `_Cache` is the one place that knows. Read `specnb.drafters` next.
+probabilities are written down; `CausalLM` is any transformers model whose cache can be rolled back. Read
+`specnb.drafters` next.
 """
 
-import inspect
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +12,7 @@ from typing import Protocol
 import torch
 from safetensors import SafetensorError
 
+from specnb.cache import Cache, refuse_unless_croppable
 from specnb.fetch import file_sha256
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -108,7 +108,7 @@ class CausalLM:
     def __init__(self, model, tokenizer=None, name=None):
         self.model, self.tokenizer = model.eval(), tokenizer
         self.name = name or type(model).__name__
-        _refuse_unless_croppable(model, self.name)
+        refuse_unless_croppable(model, self.name)
         config = model.config.get_text_config()
         self.vocab_size = config.vocab_size
         if tokenizer is not None:
@@ -182,7 +182,7 @@ class CausalLM:
         return self._cache.length
 
     def reset(self):
-        self._cache = _Cache(self.model)
+        self._cache = Cache(self.model)
 
     @torch.inference_mode()
     def forward(self, ids, num_logits):
@@ -191,35 +191,6 @@ class CausalLM:
 
     def rollback(self, length):
         self._cache.rollback(length)
-
-
-class _Cache:
-    """transformers' dynamic cache, from 5.13 to current: argument name, crop convention, logits to keep."""
-
-    def __init__(self, model):
-        from transformers import DynamicCache
-
-        self._model = model
-        self._cache = DynamicCache(config=model.config)
-        accepted = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
-        self._can_keep = "logits_to_keep" in accepted
-
-    @property
-    def length(self):
-        return int(self._cache.get_seq_length())
-
-    def forward(self, ids, num_logits):
-        options = {"logits_to_keep": num_logits} if self._can_keep else {}
-        return self._model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache}, **options).logits
-
-    def rollback(self, length):
-        if length < self.length:
-            # Subtle: a positive argument once meant the length to keep and is refused today; a negative one has
-            # always meant the number of tokens to remove.
-            self._cache.crop(length - self.length)
-            if self.length != length:
-                raise RuntimeError(f"the cache holds {self.length} tokens after a rollback to {length}")
 
 
 def available_device(device=None):
@@ -282,27 +253,6 @@ def _tokenizer_name(model):
     tokenizer = getattr(model, "tokenizer", None)
     name = getattr(model, "name", type(model).__name__)
     return f"{name} ({type(tokenizer).__name__})" if tokenizer is not None else f"{name} (no tokenizer)"
-
-
-def _refuse_unless_croppable(model, name):
-    from transformers import DynamicCache
-
-    config = model.config
-    if config.is_encoder_decoder:
-        raise ValueError(f"{name} is an encoder-decoder model; only decoder-only models are supported")
-    kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers} - {"DynamicLayer"}
-    if any("Sliding" in kind for kind in kinds):
-        window = getattr(config.get_text_config(), "sliding_window", None)
-        raise ValueError(
-            f"{name} has sliding-window attention (sliding_window={window}): its cache drops entries that a rejected "
-            "draft would need back, so it cannot be rolled back; choose a model with full attention"
-        )
-    if kinds or getattr(model, "_is_stateful", False):
-        kind = ", ".join(sorted(kinds)) or type(model).__name__
-        raise ValueError(
-            f"{name} keeps a recurrent state or another cache than plain attention ({kind}): it is not known to roll "
-            "back after a rejected draft; choose a model with full attention"
-        )
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")

@@ -181,8 +181,8 @@ class Verdict:
         lines = [
             f"{_temperature(self.temperature)}: "
             + (f"{measured}." if self.deploy else f"do not deploy here; at best, {measured}: not clearly above 1."),
-            f"  sec_per_token {best.sec_per_token:.4f}, plain decoding {self.plain.sec_per_token:.4f}; wasted drafts per "
-            f"emitted token {best.wasted_per_token:.2f}.",
+            f"  sec_per_token {best.sec_per_token:.4f}, plain decoding {self.plain.sec_per_token:.4f}; wasted drafts "
+            f"per emitted token {best.wasted_per_token:.2f}.",
             f"  Break-even at accepted/drafted {best.break_even_fraction:.3f}, measured {best.accepted_fraction:.3f}.",
         ]
         if self.tied:

@@ -70,7 +70,7 @@ def test_importing_the_sampler_does_not_import_transformers():
 def test_no_function_has_a_parameter_called_p_or_q_or_fifty_lines():
     for path in (ROOT / "specnb").glob("*.py"):
         tree = ast.parse(path.read_text())
-        assert len(path.read_text().splitlines()) <= 330, path.name
+        assert len(path.read_text().splitlines()) <= 300, path.name
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 names = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
@@ -98,8 +98,21 @@ def test_the_package_stays_small():
 
 
 def test_imports_only_point_upward():
-    order = ["fetch", "prompts", "probs", "rule", "exact", "theory", "gof", "trace", "timing", "models", "drafters"]
-    order += ["sampler", "sweep", "verdict", "plots", "__main__"]
+    order = [
+        "fetch",
+        "prompts",
+        "probs",
+        "rule",
+        "exact",
+        "theory",
+        "gof",
+        "trace",
+        "timing",
+        "cache",
+        "models",
+        "drafters",
+    ]
+    order += ["sampler", "sweep", "verdict", "plots", "show", "__main__"]
     assert sorted(order) == sorted(path.stem for path in (ROOT / "specnb").glob("*.py") if path.stem != "__init__")
     for path in (ROOT / "specnb").glob("*.py"):
         for node in ast.parse(path.read_text()).body:  # imports inside functions break cycles on purpose
