@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 export JUPYTER_PREFER_ENV_PATH = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup sweep test lint lab notebooks clean
+.PHONY: help setup sweep test lint lab notebooks figures bench mutants clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -37,7 +37,16 @@ lab: setup  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks/
 
 notebooks: setup  ## execute the notebooks again, in place
-	$(BIN)/python scripts/execute_notebooks.py notebooks/*.ipynb
+	$(BIN)/python scripts/execute_notebooks.py notebooks/*.ipynb notebooks/solutions/*.ipynb
+
+figures: $(INSTALLED)  ## draw every figure again from data/
+	$(BIN)/python scripts/draw_figures.py
+
+bench: setup  ## benchmarks: data/bench/, a table of ratios with intervals (nothing else may run)
+	$(BIN)/python scripts/bench.py $(ARGS)
+
+mutants: $(INSTALLED)  ## plant faults in a copy of the package and see which test notices: tests/MUTANTS.md
+	$(BIN)/python scripts/mutants.py
 
 clean:  ## remove the environment (models and results stay)
 	rm -rf .venv

@@ -41,6 +41,11 @@ def model_folder():
     return folder
 
 
+def weights_of(folder):
+    """Which weights a fetched folder holds, in a word: "Q4_1" (rounded, then expanded) or "original"."""
+    return json.loads((folder / MANIFEST).read_text())["weights"].split()[0]
+
+
 def fetch(source=None, report=print):
     """Bring SmolLM2 into the cache, unless it is there; returns its folder.
 

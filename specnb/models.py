@@ -222,12 +222,13 @@ def load_pair(name="smollm2", *, device=None, dtype=None):
     Until a trained draft ships with the repository the drafter is `PromptLookup`. Needs `specnb fetch` once.
     """
     from specnb.drafters import PromptLookup
-    from specnb.fetch import model_folder
+    from specnb.fetch import model_folder, weights_of
 
     if name != "smollm2":
         raise ValueError(f"unknown pair {name!r}; the pairs are: 'smollm2'. Load others with CausalLM.from_pretrained")
-    target = CausalLM.from_pretrained(model_folder(), device=device, dtype=dtype)
-    target.name = "SmolLM2-135M-Instruct"
+    folder = model_folder()
+    target = CausalLM.from_pretrained(folder, device=device, dtype=dtype)
+    target.name = f"{folder.name} ({weights_of(folder)})"
     return target, PromptLookup(), target.tokenizer
 
 

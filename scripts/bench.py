@@ -1,0 +1,277 @@
+"""The benchmarks: ratios measured in one interleaved run, with their 95 % intervals, against stated bars.
+
+Each suite prints a table and writes `data/bench/<suite>.json`: the environment and rows of {name, value, low, high,
+bar, holds}. It reports; it does not fail. Run it with nothing else on the machine: `make bench`.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from specnb.drafters import ModelDrafter, PromptLookup
+from specnb.models import CausalLM, load_pair
+from specnb.probs import Sampling
+from specnb.prompts import PROJECT, load_prompts
+from specnb.sampler import autoregressive, speculative
+from specnb.timing import busy_reasons, environment
+
+TOKENS = 32
+GREEDY, AT_ONE = Sampling(temperature=0), Sampling(temperature=1.0)
+
+
+def interval(values, statistic=lambda x: np.exp(np.mean(np.log(x))), resamples=4000):
+    """(value, low, high): a statistic, by default the geometric mean, with its 95 % bootstrap interval."""
+    values = np.asarray(values, dtype=float)
+    chosen = values[np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))]
+    low, high = np.percentile([statistic(x) for x in chosen], [2.5, 97.5])
+    return float(statistic(values)), float(low), float(high)
+
+
+def row(name, measured, bar, *, at_least):
+    """A line of the table: the end of the interval that must clear the bar is the low one for `at_least`."""
+    value, low, high = measured
+    holds = low >= bar if at_least else high <= bar
+    return {
+        "name": name,
+        "value": round(value, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "bar": f"{'>=' if at_least else '<='} {bar:g}",
+        "holds": bool(holds),
+    }
+
+
+def paired_ratio(arms, prompts, repeats):
+    """Run both arms on every prompt in turn, the order swapped each time; returns the ratios first / second.
+
+    An arm is a function of a prompt that returns a cost or rate; the first call of each is thrown away.
+    """
+    for arm in arms:
+        arm(prompts[0])
+    ratios = []
+    for turn in range(repeats):
+        for index, prompt in enumerate(prompts):
+            order = (0, 1) if (turn + index) % 2 == 0 else (1, 0)
+            measured = {which: arms[which](prompt) for which in order}
+            ratios.append(measured[0] / measured[1])
+    return ratios
+
+
+def ours(target, drafter, gamma, sampling, figure, seed=0):
+    def run(ids):
+        began = time.perf_counter()
+        generation = speculative(
+            target,
+            drafter,
+            ids,
+            gamma=gamma,
+            max_new_tokens=TOKENS,
+            sampling=sampling,
+            eos_ids=target.eos_ids,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        return figure(time.perf_counter() - began, len(generation.ids), len(generation.trace.rounds))
+
+    return run
+
+
+def theirs(target, figure, **options):
+    """transformers' `generate()` on the same weights; rounds are the target's forwards."""
+    calls = []
+    target.model.register_forward_hook(lambda *_: calls.append(1))
+
+    def run(ids):
+        calls.clear()
+        began = time.perf_counter()
+        with torch.inference_mode():
+            out = target.model.generate(
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                max_new_tokens=TOKENS,
+                pad_token_id=0,
+                **options,
+            )
+        return figure(time.perf_counter() - began, out.shape[1] - len(ids), len(calls))
+
+    return run
+
+
+def tokens_per_sec(seconds, tokens, rounds):
+    return tokens / seconds
+
+
+def sec_per_round(seconds, tokens, rounds):
+    return seconds / rounds
+
+
+def random_draft(target):
+    """Two random layers of width 192 over the target's vocabulary: what a draft costs, whatever it accepts."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        max_position_embeddings=2048,
+        eos_token_id=sorted(target.eos_ids),
+    )
+    return LlamaForCausalLM(config).to(target.model.dtype)
+
+
+def outside_forwards(target, drafter, gamma, sampling, prompts):
+    """Share of a round's time outside the forwards of target and draft, for each prompt; the prefill round left out."""
+    spent = []
+    for model in (target, drafter.model):
+        forward = model.forward
+
+        def timed(*arguments, forward=forward, **options):
+            began = time.perf_counter()
+            logits = forward(*arguments, **options)
+            spent.append(time.perf_counter() - began)
+            return logits
+
+        model.forward = timed
+    shares = []
+    for index, ids in enumerate([prompts[0], *prompts]):
+        first = 0.0
+        generator = torch.Generator().manual_seed(index)
+        spent.clear()
+        trace = speculative(
+            target, drafter, ids, gamma=gamma, max_new_tokens=TOKENS, sampling=sampling, generator=generator
+        ).trace
+        num_first = 1 + trace.rounds[0].num_drafted
+        first = sum(spent[:num_first])
+        forwards, wall = sum(spent) - first, trace.decode_sec
+        shares.append(1 - forwards / wall)
+    for model in (target, drafter.model):
+        del model.forward
+    return shares[1:]
+
+
+def suite_transformers():
+    """Against transformers' own generation, SmolLM2, same weights, prompts, lengths."""
+    target, _, tokenizer = load_pair()
+    prompts = [prompt.encode(tokenizer) for prompt in load_prompts(limit=14)]
+    rows = []
+    ratios = paired_ratio(
+        (ours(target, None, 0, GREEDY, tokens_per_sec), theirs(target, tokens_per_sec, do_sample=False)), prompts, 2
+    )
+    rows.append(row("plain decoding, tokens/s over generate(), greedy", interval(ratios), 0.97, at_least=True))
+    for gamma in (4, 8):
+        options = {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": 3, "do_sample": False}
+        arms = (
+            ours(target, PromptLookup(3), gamma, GREEDY, tokens_per_sec),
+            theirs(target, tokens_per_sec, **options),
+        )
+        ratios = paired_ratio(arms, prompts, 2)
+        name = f"lookup gamma {gamma}, tokens/s over generate(prompt_lookup_num_tokens), greedy"
+        rows.append(row(name, interval(ratios), 0.97, at_least=True))
+    draft = random_draft(target)
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    for gamma in (4, 8):
+        for name, sampling, options, bar in (
+            ("greedy", GREEDY, {"do_sample": False}, 0.97),
+            ("T=1", AT_ONE, {"do_sample": True, "top_k": 0, "temperature": 1.0}, 0.90),
+        ):
+            draft.generation_config.num_assistant_tokens = gamma
+            arms = (
+                ours(target, ModelDrafter(CausalLM(draft)), gamma, sampling, sec_per_round),
+                theirs(target, sec_per_round, assistant_model=draft, **options),
+            )
+            ratios = paired_ratio(arms, prompts[:7], 1)
+            title = f"random 2-layer draft gamma {gamma}, time/round over generate(assistant_model), {name}"
+            rows.append(row(title, interval(ratios), bar, at_least=False))
+    for gamma in (4, 8):
+        for name, sampling, bar in (("greedy", GREEDY, 0.06), ("T=1", AT_ONE, 0.12)):
+            shares = outside_forwards(target, ModelDrafter(CausalLM(draft)), gamma, sampling, prompts[:7])
+            title = f"share of a round outside model forwards, gamma {gamma}, {name}"
+            rows.append(row(title, interval(shares, np.mean), bar, at_least=False))
+    return rows
+
+
+def suite_package():
+    """The package alone: the rule's throughput and memory, import time, and identical arms."""
+    rows = []
+    code = (
+        "import time, resource, torch; from specnb.rule import verify; n = 10_000_000;"
+        "p = torch.tensor([[.6, .3, .1], [.6, .3, .1]]); q = torch.tensor([[.2, .5, .3]]);"
+        "ids = torch.multinomial(q[0], n, replacement=True)[:, None];"
+        "u = torch.rand(n, 2, dtype=torch.float64);"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; began = time.perf_counter();"
+        "v = verify(p.expand(n, 2, 3), q.expand(n, 1, 3), ids, u);"
+        "print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)"
+    )
+    measured = np.array([_child(code).split() for _ in range(5)], dtype=float)
+    rows.append(
+        row("10^7 three-token draws through rule.verify, s", interval(measured[:, 0], np.median), 3, at_least=False)
+    )
+    rows.append(row("peak memory of that process, GiB", interval(measured[:, 1], np.median), 2, at_least=False))
+    code = "import time; began = time.perf_counter(); import specnb; print(time.perf_counter() - began)"
+    times = [float(_child(code)) for _ in range(10)]
+    rows.append(row("import specnb, s", interval(times, np.median), 1, at_least=False))
+    rows.append(identical_arms())
+    return rows
+
+
+def identical_arms(repeats=20, pairs=6):
+    """A/A: plain decoding against itself. How often does a 95 % interval of the speed-up miss 1?"""
+    target, _, tokenizer = load_pair()
+    prompts = [prompt.encode(tokenizer)[:64] for prompt in load_prompts(limit=pairs)]
+
+    def rate(ids):
+        began = time.perf_counter()
+        autoregressive(target, ids, max_new_tokens=8, sampling=GREEDY)
+        return 8 / (time.perf_counter() - began)
+
+    missed = 0
+    for _ in range(repeats):
+        _, low, high = interval(paired_ratio((rate, rate), prompts, 1))
+        missed += not low <= 1 <= high
+    return row(f"identical arms: 95 % intervals that miss 1, of {repeats}", (missed,) * 3, 4, at_least=False)
+
+
+def _child(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+SUITES = {"package": suite_package, "transformers": suite_transformers}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="*", default=list(SUITES), help=f"which (default: {', '.join(SUITES)})")
+    parser.add_argument("--force", action="store_true", help="measure although the machine is busy")
+    arguments = parser.parse_args()
+    if not arguments.force and (reasons := busy_reasons()):
+        raise SystemExit(f"the machine is busy: {'; '.join(reasons)}; stop the rest, or use --force")
+    for suite in arguments.suites:
+        head = {
+            "suite": suite,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "environment": environment(),
+        }
+        rows = SUITES[suite]()
+        path = Path(PROJECT) / "data" / "bench" / f"{suite}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+        for line in rows:
+            print(
+                f"{'holds' if line['holds'] else 'FALLS SHORT':12}{line['value']:8.3f} "
+                f"[{line['low']:.3f}, {line['high']:.3f}]  {line['bar']:8} {line['name']}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Plant faults in a copy of the package and see which test notices; writes the table tests/MUTANTS.md.
+
+A fault that no test notices is a hole in the tests, and this script then ends with an error.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Fault, where it has been seen, file, what stands there, what is put in its place.
+MUTANTS = [
+    (
+        "target cache off by one",
+        "transformers #47433 (the kind)",
+        "sampler.py",
+        "target.rollback(len(committed) - (num_accepted < len(emitted)))",
+        "target.rollback(len(committed) - (num_accepted < len(emitted)) - 1)",
+    ),
+    (
+        "target cache keeps rejected drafts",
+        "mlx-lm PR #1109",
+        "sampler.py",
+        "target.rollback(len(committed) - (num_accepted < len(emitted)))",
+        "pass",
+    ),
+    ("end of sequence ignored", "transformers #47912", "sampler.py", "return emitted[: i + 1]", "return emitted"),
+    (
+        "end of sequence seen only as the last token",
+        "transformers #47912",
+        "sampler.py",
+        "if token in eos_ids:\n",
+        "if token in eos_ids and i == len(emitted) - 1:\n",
+    ),
+    (
+        "draft cache not caught up",
+        "vllm PR #9730",
+        "drafters.py",
+        "prefix_ids[self.model.length :]",
+        "prefix_ids[-1:]",
+    ),
+    (
+        "draft cache not rolled back",
+        "vllm PR #26498 (the kind)",
+        "sampler.py",
+        "drafter.rollback(target.length)",
+        "pass",
+    ),
+    (
+        "processors at the first position only",
+        "vllm #9834 (the kind)",
+        "sampler.py",
+        "[[prefix[:end] for end in range(len(committed), len(prefix) + 1)]]",
+        "[[prefix[: len(committed)] for end in range(len(committed), len(prefix) + 1)]]",
+    ),
+    (
+        "one uniform reused across positions",
+        "feifeibear, local-inference-lab/vllm PR #209",
+        "sampler.py",
+        "torch.rand(1, n, dtype=torch.float64, generator=generator)",
+        "torch.rand(1, 1, dtype=torch.float64, generator=generator).expand(1, n)",
+    ),
+    (
+        "accepted tokens counted beyond the first rejection",
+        "vllm PR #2658",
+        "rule.py",
+        "accepted.long().cumprod(-1).sum(-1)",
+        "accepted.long().sum(-1)",
+    ),
+    (
+        "acceptance not strict",
+        "a token of target probability 0 passes at u = 0",
+        "rule.py",
+        "* _wide(draft_at, target_at) < _wide",
+        "* _wide(draft_at, target_at) <= _wide",
+    ),
+    (
+        "recovered token from the target instead of the residual",
+        "romsto skip_sample_adjustment",
+        "rule.py",
+        "torch.where((num_accepted < gamma)[..., None], recovered, weights)",
+        "weights",
+    ),
+    (
+        "residual without a fallback",
+        "jaymody #5",
+        "rule.py",
+        "return torch.where(mass > 0, excess / mass, target)",
+        "return excess / mass",
+    ),
+    (
+        "recovered token from the last row",
+        "romsto 53922df",
+        "rule.py",
+        "weights = _row(target_probs, num_accepted)",
+        "weights = target_probs[..., -1, :]",
+    ),
+    (
+        "running sum in float32",
+        "the tail of a large vocabulary bends",
+        "rule.py",
+        'return torch.float32 if values.device.type == "mps" else torch.float64',
+        "return torch.float32",
+    ),
+    (
+        "temperature dropped on the draft's side",
+        "z-lab/dflash #74",
+        "drafters.py",
+        "probs.append(sampling.probs(",
+        "probs.append(type(sampling)().probs(",
+    ),
+    (
+        "draft by argmax, probabilities of a softmax",
+        "jaymody #3, transformers #32867",
+        "drafters.py",
+        "inverse_cdf(probs[-1], uniforms[:, i])",
+        "probs[-1].argmax(-1)",
+    ),
+    (
+        "block not clipped to what may be emitted",
+        "feifeibear overshoots by up to gamma",
+        "sampler.py",
+        "room = [gamma, end - num_committed - 1]",
+        "room = [gamma]",
+    ),
+    (
+        "block not clipped to the target's context",
+        "exllamav2 #274",
+        "sampler.py",
+        "room.append(target.context_length - num_committed)",
+        "pass",
+    ),
+    (
+        "prompt lookup matches its own suffix",
+        "transformers PR #27775 (the kind)",
+        "drafters.py",
+        "range(len(ids) - size - 1, -1, -1)",
+        "range(len(ids) - size, -1, -1)",
+    ),
+    (
+        "last of several maxima wins",
+        "ohdearquant/lattice #280",
+        "probs.py",
+        "first = torch.where(is_max, ids, scores.shape[-1]).amin(-1, keepdim=True)",
+        "first = torch.where(is_max, ids, 0).amax(-1, keepdim=True)",
+    ),
+    (
+        "every logit computed in the prefill",
+        "transformers #30860",
+        "cache.py",
+        'options = {"logits_to_keep": num_logits} if self._can_keep else {}',
+        "options = {}",
+    ),
+    (
+        "global random state read",
+        "CASES 48",
+        "sampler.py",
+        "torch.rand(1, n, dtype=torch.float64, generator=generator)",
+        "torch.rand(1, n, dtype=torch.float64)",
+    ),
+]
+
+
+def first_failure(name, old, new):
+    """Name of the first test that fails with the fault planted, None where all pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("specnb", "tests", "data", "pyproject.toml"):
+            source = ROOT / part
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, Path(folder) / part)
+        path = Path(folder) / "specnb" / name
+        source = path.read_text()
+        if source.count(old) != 1:
+            raise SystemExit(f"{name} holds {old!r} {source.count(old)} times instead of once; mend scripts/mutants.py")
+        path.write_text(source.replace(old, new))
+        names = ["rule", "probs", "models", "drafters", "sampler", "properties"]
+        tests = [f"tests/test_{part}.py" for part in names]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not model", *tests]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+        return found and found[1].split("::", 1)[-1].split("[")[0]
+
+
+def main():
+    lines, missed = [], 0
+    for fault, seen, name, old, new in MUTANTS:
+        test = first_failure(name, old, new)
+        missed += test is None
+        lines.append(f"| {fault} | {seen} | `{name}` | {f'`{test}`' if test else '**none**'} |")
+        print(f"{fault}: {test or 'NOT NOTICED'}", flush=True)
+    text = "\n".join(
+        [
+            "# Planted faults",
+            "",
+            "Each fault was planted in a copy of the package; the first test that failed is named. `make mutants`",
+            "writes this table.",
+            "",
+            "| fault | seen in | file | first test that fails |",
+            "|---|---|---|---|",
+            *lines,
+        ]
+    )
+    (ROOT / "tests" / "MUTANTS.md").write_text(text + "\n")
+    sys.exit(f"{missed} planted faults were not noticed" if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
