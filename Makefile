@@ -6,10 +6,10 @@ INSTALLED := .venv/.installed
 export JUPYTER_PREFER_ENV_PATH = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup sweep test lint lab notebooks figures bench mutants clean
+.PHONY: help setup sweep test test-oldest lint lab notebooks figures bench mutants clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 $(INSTALLED): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else \
@@ -29,12 +29,24 @@ test: setup lint  ## lint, unit tests, doctests, and every notebook through nbva
 	$(BIN)/python -m pytest -q
 	$(BIN)/python -m pytest -q --nbval-lax --nbval-current-env --nbval-cell-timeout 300 notebooks/
 
+# The oldest supported transformers, with the other pins as they are; the project's own shape and the browser left out.
+OLDEST := .venv-oldest/.installed
+$(OLDEST): requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check transformers==5.13.1
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $(OLDEST)
+
+test-oldest: $(OLDEST)  ## unit tests against transformers 5.13.1, in an environment of its own
+	.venv-oldest/bin/python -m pytest -q tests --ignore tests/test_lab.py --ignore tests/test_project.py
+
 lint: $(INSTALLED)  ## format and lint, notebooks too
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
 lab: setup  ## JupyterLab on the notebooks
-	$(BIN)/jupyter lab notebooks/
+	$(BIN)/jupyter lab notebooks/ $(ARGS)
 
 notebooks: setup  ## execute the notebooks again, in place
 	$(BIN)/python scripts/execute_notebooks.py notebooks/*.ipynb notebooks/solutions/*.ipynb

@@ -176,8 +176,10 @@ def first_failure(name, old, new):
         if source.count(old) != 1:
             raise SystemExit(f"{name} holds {old!r} {source.count(old)} times instead of once; mend scripts/mutants.py")
         path.write_text(source.replace(old, new))
-        names = ["rule", "probs", "models", "drafters", "sampler", "properties"]
-        tests = [f"tests/test_{part}.py" for part in names]
+        # The module's own tests come first: they should be the ones that notice.
+        own = {"rule", "probs", "models", "drafters", "sampler"} & {name.removesuffix(".py")}
+        names = [*own, "properties", "rule", "probs", "models", "drafters", "sampler", "cases"]
+        tests = [f"tests/test_{part}.py" for part in dict.fromkeys(names)]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not model", *tests]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
