@@ -128,10 +128,10 @@ MUTANTS = [
         "room = [gamma]",
     ),
     (
-        "block not clipped to the target's context",
+        "block not clipped to the draft's context",
         "exllamav2 #274",
         "sampler.py",
-        "room.append(target.context_length - num_committed)",
+        "room.append(drafter.context_length - num_committed + 1)",
         "pass",
     ),
     (
@@ -145,8 +145,8 @@ MUTANTS = [
         "last of several maxima wins",
         "ohdearquant/lattice #280",
         "probs.py",
-        "first = torch.where(is_max, ids, scores.shape[-1]).amin(-1, keepdim=True)",
-        "first = torch.where(is_max, ids, 0).amax(-1, keepdim=True)",
+        "first = scores.argmax(-1, keepdim=True)",
+        "first = scores.shape[-1] - 1 - scores.flip(-1).argmax(-1, keepdim=True)",
     ),
     (
         "every logit computed in the prefill",

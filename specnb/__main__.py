@@ -209,7 +209,7 @@ def _sweep(arguments):
     )
     folder = out.parent.parent / "figures" if out.parent.name == "data" else out.parent
     figure = arguments.figure or folder / f"{out.stem}.png"
-    _show(result, figure)
+    _show(result, out, figure)
     print("\nwritten:", *(os.path.relpath(path) for path in (out, figure)))
     return 0
 
@@ -217,12 +217,12 @@ def _sweep(arguments):
 def _report(arguments):
     from specnb import verdict
 
-    _show(verdict.load(arguments.result), arguments.figure)
+    _show(verdict.load(arguments.result), arguments.result, arguments.figure)
     return 0
 
 
-def _show(result, figure=None):
-    """Print table and verdict of a result; draw its figure where a path is given."""
+def _show(result, path, figure):
+    """Print table and verdict of the result in `path`; draw its figure where a path for it is given."""
     from specnb import plots, show, verdict
 
     rows = verdict.frame(result)
@@ -235,7 +235,8 @@ def _show(result, figure=None):
     print(verdict.report(rows))
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
-        plots.sweep(summary, verdict.predicted(summary), verdict.origin(result)).savefig(figure, dpi=110)
+        title = f"{verdict.origin(result)}; {path.name}"
+        plots.sweep(summary, verdict.predicted(summary), title).savefig(figure, dpi=110)
 
 
 def _gammas(text):

@@ -93,18 +93,17 @@ class Sampling:
         ValueError
             For a missing or mismatched prefix where one is needed, or a biased id outside the vocabulary.
         """
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        vocab = scores.shape[-1]
-        flat = scores.reshape(-1, vocab)  # (rows, vocab)
+        vocab = logits.shape[-1]
+        flat = logits.reshape(-1, vocab).to(torch.promote_types(logits.dtype, torch.float32))  # (rows, vocab)
         if self.logit_bias:
             flat = _bias_processor(tuple(self.logit_bias.items()), vocab, flat.device)(None, flat)
         if self.needs_prefix:
             flat = self._penalise(flat, prefix_ids, logits.ndim)
         if self.is_greedy:
-            return _first_maximum(flat).reshape(scores.shape)
+            return _first_maximum(flat).reshape(logits.shape)
         for warper in self._warpers():
             flat = warper(None, flat)
-        return flat.softmax(-1).reshape(scores.shape)
+        return flat.softmax(-1).reshape(logits.shape)
 
     def _penalise(self, flat, prefix_ids, ndim):
         if prefix_ids is None:
@@ -148,13 +147,12 @@ def _bias_processor(biases, vocab, device):
 
 
 def _first_maximum(scores):
-    """One-hot rows at the first maximum: `argmax` promises no order among ties on every device."""
-    ids = torch.arange(scores.shape[-1], device=scores.device)
-    is_max = scores == scores.amax(-1, keepdim=True)
-    first = torch.where(is_max, ids, scores.shape[-1]).amin(-1, keepdim=True)
-    # Subtle: a row of NaN has no maximum; it stays NaN, so that whoever uses it can see it.
-    one_hot = torch.zeros_like(scores).scatter_(-1, first.clamp(max=scores.shape[-1] - 1), 1.0)
-    return torch.where(is_max.any(-1, keepdim=True), one_hot, scores)
+    """One-hot rows at the first maximum, which is the one `argmax` promises where several tie."""
+    first = scores.argmax(-1, keepdim=True)
+    top = scores.gather(-1, first)
+    # Subtle: top - top is 0 where the row is sound and NaN where its maximum is NaN or infinite, so that whoever uses
+    # the row can see it.
+    return torch.zeros_like(scores).scatter_(-1, first, top - top + 1)
 
 
 def _flatten(prefixes, depth):

@@ -178,15 +178,16 @@ def inverse_cdf(weights, uniforms):
     >>> inverse_cdf(torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0]), torch.tensor(0.5)).item()
     3
     """
-    # Subtle: a float32 running sum over 50,000 tokens would bend the tail, and a parallel one on a GPU need not be
-    # monotone to the last bit, so ids of weight 0 are excluded by their weight and not by the sum standing still.
-    cumulative = weights.cumsum(-1, dtype=_sum_dtype(weights))
-    threshold = uniforms.to(cumulative.dtype)[..., None] * cumulative[..., -1:]
-    ids = torch.arange(weights.shape[-1], device=weights.device)
-    possible = weights > 0
-    first = torch.where(possible & (cumulative > threshold), ids, weights.shape[-1]).amin(-1)
-    last = torch.where(possible, ids, 0).amax(-1)  # for u so close to 1 that its product rounds to the total
-    return torch.minimum(first, last)
+    # Subtle: a float32 running sum over 50,000 tokens would bend the tail.
+    cumulative = weights.cumsum(-1, dtype=_sum_dtype(weights)).contiguous()
+    total = cumulative[..., -1:]
+    first = torch.searchsorted(cumulative, uniforms.to(cumulative.dtype)[..., None] * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # for u so close to 1 that its product rounds to the total
+    ids = torch.minimum(first, last).clamp(max=weights.shape[-1] - 1)
+    # Subtle: sums made in parallel on a GPU need not stand still, to the last bit, over an id of weight 0; the odds of
+    # landing on one are those of a rounding error, and it then gives way to the likeliest id.
+    possible = weights.gather(-1, ids) > 0
+    return torch.where(possible, ids, weights.argmax(-1, keepdim=True))[..., 0]
 
 
 def _residual_weights(target_row, draft_row):

@@ -109,7 +109,7 @@ def _loop(target, drafter, committed, gamma, max_new_tokens, sampling, eos_ids, 
     while len(committed) < end:
         # Subtle: ids from the host go over before anything is queued, for a copy behind a queue would wait for it.
         unseen = torch.tensor([committed[target.length :]], device=target.device)  # (1, n)
-        block = _block_length(gamma, len(committed), end, target, drafter)
+        block = _block_length(gamma, len(committed), end, drafter)
         draft_ids, draft_probs = _propose(drafter, committed, block, sampling, draw, target)
         num_drafted = draft_ids.shape[-1]
         clock.mark()
@@ -134,11 +134,12 @@ def _loop(target, drafter, committed, gamma, max_new_tokens, sampling, eos_ids, 
         clock.start()
 
 
-def _block_length(gamma, num_committed, end, target, drafter):
-    """Draft length of this round: gamma, less what may not be emitted or does not fit a context window."""
+def _block_length(gamma, num_committed, end, drafter):
+    """Draft length of this round: gamma, less what may not be emitted or does not fit the draft's context window.
+
+    What may be emitted fits the target's window: `check_prompt` has seen to it.
+    """
     room = [gamma, end - num_committed - 1]
-    if target.context_length is not None:
-        room.append(target.context_length - num_committed)
     if drafter is not None and drafter.context_length is not None:
         room.append(drafter.context_length - num_committed + 1)  # The last draft token is never fed to the draft.
     return max(min(room), 0)
