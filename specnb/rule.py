@@ -180,7 +180,7 @@ def inverse_cdf(weights, uniforms):
     """
     # Subtle: a float32 running sum over 50,000 tokens would bend the tail.
     cumulative = weights.cumsum(-1, dtype=_sum_dtype(weights)).contiguous()
-    total = cumulative[..., -1:]
+    total = cumulative[..., -1:].contiguous()
     first = torch.searchsorted(cumulative, uniforms.to(cumulative.dtype)[..., None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # for u so close to 1 that its product rounds to the total
     ids = torch.minimum(first, last).clamp(max=weights.shape[-1] - 1)

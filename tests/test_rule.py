@@ -94,10 +94,11 @@ def test_the_inverse_cdf_never_lands_on_a_token_of_probability_zero_or_past_the_
 
 
 def test_the_inverse_cdf_is_exact_in_the_tail_of_a_large_vocabulary():
-    """A float32 running sum over 50,000 tokens would shift this quantile by many tokens."""
-    weights = torch.full((50_000,), 1 / 50_000)
-    ids = torch.cat([torch.arange(0, 50_000, 997), torch.arange(49_900, 50_000)])
-    uniforms = (ids.double() + 0.5) / 50_000
+    """A float32 running sum near 1 moves in steps of 6e-8: it would skip two of three tokens of this tail."""
+    weights = torch.tensor([0.999, *[2e-8] * 50_000])
+    borders = weights.double().cumsum(-1)
+    ids = torch.cat([torch.arange(1, 50_001, 997), torch.arange(49_900, 50_001)])
+    uniforms = (borders[ids] - 1e-8) / borders[-1]
     assert torch.equal(inverse_cdf(weights.expand(len(ids), -1), uniforms), ids)
 
 
