@@ -218,6 +218,8 @@ def _check_rows(name, probs):
         raise ValueError(f"{name} must be a floating tensor, got {probs.dtype}")
     if probs.ndim < 1 or probs.shape[-1] == 0:
         raise ValueError(f"{name} must have a last dimension of at least one token, got shape {tuple(probs.shape)}")
+    # An expanded dimension holds the same numbers many times: they are checked once.
+    probs = probs[tuple(slice(1) if stride == 0 else slice(None) for stride in probs.stride())]
     if probs.isnan().any():
         raise ValueError(f"{name} holds NaN at {tuple(probs.isnan().nonzero()[0].tolist())}")
     if (probs < 0).any():
