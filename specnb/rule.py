@@ -184,10 +184,11 @@ def inverse_cdf(weights, uniforms):
     first = torch.searchsorted(cumulative, uniforms.to(cumulative.dtype)[..., None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # for u so close to 1 that its product rounds to the total
     ids = torch.minimum(first, last).clamp(max=weights.shape[-1] - 1)
-    # Subtle: sums made in parallel on a GPU need not stand still, to the last bit, over an id of weight 0; the odds of
-    # landing on one are those of a rounding error, and it then gives way to the likeliest id.
-    possible = weights.gather(-1, ids) > 0
-    return torch.where(possible, ids, weights.argmax(-1, keepdim=True))[..., 0]
+    if weights.device.type != "cpu":
+        # Subtle: sums made in parallel need not stand still, to the last bit, over an id of weight 0; the odds of
+        # landing on one are those of a rounding error, and it then gives way to the likeliest id.
+        ids = torch.where(weights.gather(-1, ids) > 0, ids, weights.argmax(-1, keepdim=True))
+    return ids[..., 0]
 
 
 def _residual_weights(target_row, draft_row):
