@@ -98,7 +98,7 @@ def test_notebook_01_runs_its_slider_moves_the_picture_and_nothing_is_red(page):
         return all_of(".jp-OutputArea-output img")[-1].get_attribute("src")
 
     until(lambda: all_of(".jp-Notebook .jp-CodeCell"))
-    assert "Python 3 (ipykernel)" in until(lambda: all_of(".jp-Toolbar-kernelName"))[0].text
+    until(lambda: "Python 3 (ipykernel)" in all_of(".jp-Toolbar-kernelName")[0].text)
     until(lambda: "Idle" in browser.find_element(By.TAG_NAME, "body").text)
     browser.find_element(By.XPATH, "//div[contains(@class, 'lm-MenuBar-itemLabel') and text()='Run']").click()
     until(lambda: [item for item in all_of(".lm-Menu-item") if item.text.startswith("Run All Cells")])[0].click()
