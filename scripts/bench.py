@@ -165,7 +165,7 @@ def suite_transformers():
     prompts = [prompt.encode(tokenizer) for prompt in load_prompts(limit=14)]
     rows = []
     ratios = paired_ratio(
-        (ours(target, None, 0, GREEDY, tokens_per_sec), theirs(target, tokens_per_sec, do_sample=False)), prompts, 2
+        (ours(target, None, 0, GREEDY, tokens_per_sec), theirs(target, tokens_per_sec, do_sample=False)), prompts, 3
     )
     rows.append(row("plain decoding, tokens/s over generate(), greedy", interval(ratios), 0.97, at_least=True))
     for gamma in (4, 8):
@@ -174,7 +174,7 @@ def suite_transformers():
             ours(target, PromptLookup(3), gamma, GREEDY, tokens_per_sec),
             theirs(target, tokens_per_sec, **options),
         )
-        ratios = paired_ratio(arms, prompts, 2)
+        ratios = paired_ratio(arms, prompts, 3)
         name = f"lookup gamma {gamma}, tokens/s over generate(prompt_lookup_num_tokens), greedy"
         rows.append(row(name, interval(ratios), 0.97, at_least=True))
     draft = random_draft(target)
@@ -190,7 +190,7 @@ def suite_transformers():
                 ours(target, ModelDrafter(CausalLM(draft)), gamma, sampling, sec_per_round),
                 theirs(target, sec_per_round, assistant_model=draft, **options),
             )
-            ratios = paired_ratio(arms, prompts[:7], 1)
+            ratios = paired_ratio(arms, prompts[:7], 2)
             title = f"random 2-layer draft gamma {gamma}, time/round over generate(assistant_model), {name}"
             rows.append(row(title, interval(ratios), bar, at_least=False))
     for gamma in (4, 8):
