@@ -83,15 +83,16 @@ class ModelDrafter(Drafter):
         sampling = self.sampling or sampling
         uniforms = draw(gamma).to(self.model.device)  # (1, gamma)
         new_ids = torch.tensor([prefix_ids[self.model.length :]], device=self.model.device)
-        prefix = torch.tensor(prefix_ids if sampling.needs_prefix else [], device=self.model.device)
+        prefix = torch.tensor(prefix_ids, device=self.model.device) if sampling.needs_prefix else None
         ids, probs = [], []
         for i in range(gamma):
             # The first forward also feeds what the target committed since, so nothing is ever missing in the cache.
             logits = self.model.forward(new_ids, num_logits=1)[:, 0]  # (1, vocab)
-            probs.append(sampling.probs(logits, prefix[None] if sampling.needs_prefix else None))
+            probs.append(sampling.probs(logits, None if prefix is None else prefix[None]))
             new_ids = inverse_cdf(probs[-1], uniforms[:, i])[:, None]  # (1, 1)
             ids.append(new_ids)
-            prefix = torch.cat([prefix.long(), new_ids[0]])
+            if sampling.needs_prefix:
+                prefix = torch.cat([prefix, new_ids[0]])
         return torch.cat(ids, -1), torch.stack(probs, -2)
 
     def rollback(self, length):

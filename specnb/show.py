@@ -5,7 +5,9 @@ It knows traces and summaries. It does not know where they came from.
 
 from rich.text import Text
 
-STYLES = {"accepted": "bold #009E73", "recovered": "#D55E00", "bonus": "#CC79A7", "plain": "#7F7F7F"}
+from specnb.plots import COLOURS
+
+STYLES = {source: COLOURS[source] for source in ("accepted", "recovered", "bonus", "plain")}
 
 
 class Printer:

@@ -80,6 +80,7 @@ def test_sampling_is_sampling_with_and_without_drafts(drafted):
     drafter = ModelDrafter(constant(probs.tolist())) if drafted else None
     counts = first_tokens(4000, probs.tolist(), drafter, gamma=int(drafted))
     assert chi_square(counts, probs).verdict == "pass" and 1710 < counts[0] < 1930
+    assert chi_square(counts, torch.tensor([2, 1.5, 1, 0.5]).div(0.8).softmax(-1)).verdict == "fail"  # T = .8
 
 
 def test_two_positions_are_accepted_independently():
