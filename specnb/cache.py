@@ -15,9 +15,8 @@ class Cache:
 
         self._model = model
         self._cache = DynamicCache(config=model.config)
-        accepted = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
-        self._can_keep = "logits_to_keep" in accepted
+        self._cache_name = cache_argument(model)
+        self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
     def length(self):
@@ -34,6 +33,11 @@ class Cache:
             self._cache.crop(length - self.length)
             if self.length != length:
                 raise RuntimeError(f"the cache holds {self.length} tokens after a rollback to {length}")
+
+
+def cache_argument(model):
+    """What `model.forward` calls its cache: "cache" in newer transformers, "past_key_values" before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def refuse_unless_croppable(model, name):

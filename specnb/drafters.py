@@ -10,6 +10,7 @@ from dataclasses import asdict
 import torch
 
 from specnb.models import check_same_vocabulary
+from specnb.probs import first_maximum
 from specnb.rule import inverse_cdf
 
 
@@ -89,7 +90,9 @@ class ModelDrafter(Drafter):
             # The first forward also feeds what the target committed since, so nothing is ever missing in the cache.
             logits = self.model.forward(new_ids, num_logits=1)[:, 0]  # (1, vocab)
             probs.append(sampling.probs(logits, None if prefix is None else prefix[None]))
-            new_ids = inverse_cdf(probs[-1], uniforms[:, i])[:, None]  # (1, 1)
+            # A one-hot row is drawn from without a running sum over the vocabulary.
+            drawn = first_maximum(probs[-1]) if sampling.is_greedy else inverse_cdf(probs[-1], uniforms[:, i])
+            new_ids = drawn[:, None]  # (1, 1)
             ids.append(new_ids)
             if sampling.needs_prefix:
                 prefix = torch.cat([prefix, new_ids[0]])
@@ -106,8 +109,8 @@ class ModelDrafter(Drafter):
 class PromptLookup(Drafter):
     """Drafts by copying: what followed the latest earlier occurrence of the last few tokens.
 
-    The longest n-gram, from `max_ngram` tokens down to one, decides. Without a match nothing is proposed and the
-    round is a plain step. The choice is deterministic, so its probabilities are one-hot.
+    The longest n-gram, from `max_ngram` tokens down to `min_ngram`, decides. Without a match nothing is proposed and
+    the round is a plain step. The choice is deterministic, so its probabilities are one-hot.
 
     Examples
     --------
@@ -117,14 +120,16 @@ class PromptLookup(Drafter):
     []
     """
 
-    def __init__(self, max_ngram=3):
-        if max_ngram < 1:
-            raise ValueError(f"max_ngram must be at least 1, got {max_ngram}")
-        self.max_ngram = max_ngram
+    def __init__(self, max_ngram=3, min_ngram=1):
+        if not 1 <= min_ngram <= max_ngram:
+            raise ValueError(
+                f"min_ngram and max_ngram must be at least 1 and in order, got {min_ngram} and {max_ngram}"
+            )
+        self.max_ngram, self.min_ngram = max_ngram, min_ngram
 
     def lookup(self, ids, gamma):
         """The copied tokens, at most `gamma`; an empty list without a match."""
-        for size in range(min(self.max_ngram, len(ids) - 1), 0, -1):
+        for size in range(min(self.max_ngram, len(ids) - 1), self.min_ngram - 1, -1):
             pattern = ids[-size:]
             for start in range(len(ids) - size - 1, -1, -1):
                 if ids[start] == pattern[0] and ids[start : start + size] == pattern:
@@ -137,4 +142,46 @@ class PromptLookup(Drafter):
         return ids, probs.scatter_(-1, ids[..., None], 1.0)
 
     def describe(self):
-        return {"id": f"PromptLookup(max_ngram={self.max_ngram})"}
+        ngrams = f"max_ngram={self.max_ngram}" + (f", min_ngram={self.min_ngram}" if self.min_ngram > 1 else "")
+        return {"id": f"PromptLookup({ngrams})"}
+
+
+class FirstOf(Drafter):
+    """Several drafters in turn: the first that proposes anything drafts the block.
+
+    Exact, because the choice is made from the prefix alone and the block comes with its own drafter's probabilities.
+    A drafter that is passed over reads what was committed meanwhile when its turn comes.
+
+    Examples
+    --------
+    >>> FirstOf(PromptLookup(3, min_ngram=2), PromptLookup(1)).describe()["id"]
+    'FirstOf'
+    """
+
+    def __init__(self, *drafters):
+        if not drafters:
+            raise ValueError("FirstOf needs at least one drafter")
+        self.drafters = drafters
+
+    @property
+    def context_length(self):
+        known = [d.context_length for d in self.drafters if d.context_length is not None]
+        return min(known, default=None)
+
+    def reset(self, target):
+        for drafter in self.drafters:
+            drafter.reset(target)
+
+    def propose(self, prefix_ids, gamma, sampling, draw, target):
+        for drafter in self.drafters:
+            ids, probs = drafter.propose(prefix_ids, gamma, sampling, draw, target)
+            if ids.shape[-1]:
+                break
+        return ids, probs
+
+    def rollback(self, length):
+        for drafter in self.drafters:
+            drafter.rollback(length)
+
+    def describe(self):
+        return {"id": "FirstOf", "drafters": [drafter.describe() for drafter in self.drafters]}

@@ -100,7 +100,7 @@ class Sampling:
         if self.needs_prefix:
             flat = self._penalise(flat, prefix_ids, logits.ndim)
         if self.is_greedy:
-            return _first_maximum(flat).reshape(logits.shape)
+            return _one_hot(flat).reshape(logits.shape)
         for warper in self._warpers():
             flat = warper(None, flat)
         return flat.softmax(-1).reshape(logits.shape)
@@ -146,9 +146,19 @@ def _bias_processor(biases, vocab, device):
     return SequenceBiasLogitsProcessor({(int(token),): float(bias) for token, bias in biases})
 
 
-def _first_maximum(scores):
-    """One-hot rows at the first maximum, which is the one `argmax` promises where several tie."""
-    first = scores.argmax(-1, keepdim=True)
+def first_maximum(scores):
+    """`argmax` over the last dimension of `(rows, vocab)`, the first where several tie, NaN before all.
+
+    Found in two steps, the block and then the place in it: several times faster over a long row.
+    """
+    blocks = scores.unflatten(-1, (-1, math.gcd(scores.shape[-1], 256)))  # (rows, blocks, width)
+    block = blocks.amax(-1).argmax(-1)  # (rows,)
+    place = blocks[torch.arange(len(scores), device=scores.device), block].argmax(-1)
+    return block * blocks.shape[-1] + place
+
+
+def _one_hot(scores):
+    first = first_maximum(scores)[:, None]
     top = scores.gather(-1, first)
     # Subtle: top - top is 0 where the row is sound and NaN where its maximum is NaN or infinite, so that whoever uses
     # the row can see it.

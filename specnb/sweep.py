@@ -224,7 +224,7 @@ def _header(target, drafters, settings, command):
     return {
         "schema": SCHEMA,
         "command": command,
-        **_commit(),
+        **commit(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(),
         "models": {"target": target.describe(), "draft": {n: d.describe() for n, d in drafters.items()}},
@@ -232,7 +232,7 @@ def _header(target, drafters, settings, command):
     }
 
 
-def _commit():
+def commit():
     """Commit of the code that measures, and whether the package differs from it; None outside a checkout."""
 
     def git(*arguments):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specnb.drafters import Drafter, ModelDrafter, PromptLookup
+from specnb.drafters import Drafter, FirstOf, ModelDrafter, PromptLookup
 from specnb.models import CausalLM, TableModel
 from specnb.probs import Sampling
 from specnb.sampler import rounds, speculative
@@ -144,3 +144,48 @@ def test_target_and_draft_must_not_be_one_object(tiny):
 def test_a_bad_ngram_length_is_refused():
     with pytest.raises(ValueError, match="max_ngram"):
         PromptLookup(0)
+    with pytest.raises(ValueError, match="2 and 1"):
+        PromptLookup(1, min_ngram=2)
+
+
+def test_the_shortest_ngram_that_counts_can_be_set():
+    ids = [1, 2, 3, 9, 2]
+    assert PromptLookup(3).lookup(ids, 2) == [3, 9] and PromptLookup(3, min_ngram=2).lookup(ids, 2) == []
+    assert PromptLookup(3, min_ngram=2).lookup([1, 2, 3, 9, 1, 2], 2) == [3, 9]
+
+
+def test_the_first_of_several_drafters_that_proposes_anything_drafts_the_block(tiny):
+    target, draft = tiny(), tiny(seed=5)
+    both = FirstOf(PromptLookup(2, min_ngram=2), ModelDrafter(draft))
+    both.reset(target)
+    ids, probs = both.propose([4, 5, 6, 4, 5], 3, Sampling(), uniforms(0.3), target)
+    assert ids.tolist() == [[6, 4, 5]] and probs.max(-1).values.tolist() == [[1, 1, 1]]
+    ids, probs = both.propose([4, 5, 6, 7], 3, Sampling(), uniforms(0.3), target)
+    alone, alone_probs = ModelDrafter(tiny(seed=5)).propose([4, 5, 6, 7], 3, Sampling(), uniforms(0.3), target)
+    assert torch.equal(ids, alone) and torch.equal(probs, alone_probs)
+    assert both.context_length == 128 and len(both.describe()["drafters"]) == 2
+    with pytest.raises(ValueError, match="at least one"):
+        FirstOf()
+
+
+def test_a_drafter_that_was_passed_over_catches_up(tiny):
+    """Greedy ids are plain decoding's, though lookup and model draft by turns; the model drafts as it would alone."""
+    target = tiny(initializer_range=0.3)
+    greedy = Sampling(temperature=0)
+    plain = speculative(target, None, [1, 2, 3, 1, 2], gamma=0, max_new_tokens=40, sampling=greedy).ids
+    model = ModelDrafter(CausalLM(target.model))
+    turns = []
+
+    class Sometimes(PromptLookup):
+        def propose(self, prefix_ids, gamma, sampling, draw, target):
+            turns.append(len(turns))
+            prefix = prefix_ids if len(turns) % 2 else []
+            return super().propose(prefix, gamma, sampling, draw, target)
+
+    generation = speculative(
+        target, FirstOf(Sometimes(), model), [1, 2, 3, 1, 2], gamma=3, max_new_tokens=40, sampling=greedy
+    )
+    assert generation.ids == plain
+    # Draft and target are the same weights: every block the model drafts is accepted whole, so it missed nothing.
+    drafted_by_model = [r for i, r in enumerate(generation.trace.rounds) if i % 2 == 1 and r.num_drafted == 3]
+    assert drafted_by_model and all(r.num_accepted == r.num_drafted for r in drafted_by_model)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
-from specnb.probs import Sampling
+from specnb.probs import Sampling, first_maximum
 from tests.conftest import tiny_model
 
 LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
@@ -125,3 +125,16 @@ def test_a_row_of_nan_stays_visible():
         logits = torch.tensor([[0.0, bad, 1.0]])
         assert Sampling(temperature=0).probs(logits).isnan().any()
         assert Sampling().probs(logits).isnan().any()
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 256, 1000, 49152])
+def test_the_first_maximum_is_argmax_also_for_ties_infinities_and_nan(vocab):
+    generator = torch.Generator().manual_seed(vocab)
+    scores = torch.randint(-3, 3, (40, vocab), generator=generator).double()  # full of ties
+    scores[1, vocab // 2 :] = torch.inf
+    scores[2] = -torch.inf
+    scores[3, vocab // 3] = torch.nan
+    first = torch.stack([(row == row.max()).nonzero()[0, 0] for row in scores[:3]])
+    assert first_maximum(scores)[:3].tolist() == first.tolist()
+    assert first_maximum(scores).tolist() == scores.argmax(-1).tolist()
+    assert first_maximum(scores)[3] == vocab // 3

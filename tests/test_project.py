@@ -110,6 +110,7 @@ def test_imports_only_point_upward():
         "timing",
         "cache",
         "models",
+        "pruned",
         "drafters",
     ]
     order += ["sampler", "sweep", "verdict", "plots", "show", "__main__"]

@@ -1,0 +1,470 @@
+"""Make a draft model for a chat target, from nothing but the target itself: `make draft`.
+
+Four steps, each resumable; all that is not yet the draft is kept in a work folder outside the project.
+
+1. synthesise  the target writes conversations from its own chat template; with every token its last hidden state is
+               kept, from which its probabilities over any part of the vocabulary are one matrix product away
+2. build       a few of its layers, its embedding (shared, frozen), its output rows of the most frequent tokens (frozen)
+3. train       on the target's probabilities (soft targets), the acceptance on held-out text logged beside the loss
+4. evaluate    acceptance by kind of prompt and position in the block, cost of a step, the model card
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import shlex
+import shutil
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import draft_card
+import torch
+import torch.nn.functional as F
+from rich.progress import track
+from safetensors.torch import load_file, save_file
+
+from specnb import sweep
+from specnb.cache import cache_argument
+from specnb.drafters import ModelDrafter
+from specnb.fetch import cache_folder, fetch
+from specnb.models import CausalLM
+from specnb.prompts import PROJECT, load_prompts
+from specnb.pruned import PrunedLM, load_draft, made_for, save_draft
+from specnb.rule import inverse_cdf
+from specnb.timing import environment
+
+HELD_OUT_EVERY = 16  # Of so many shards of text one is never trained on.
+OVERLAP_WEIGHT = 0.9  # Share of total variation in the loss at the end of the training.
+
+# ---------------------------------------------------------------------------------------------- 1. synthesise
+
+# How user turns begin: half of the shards leave it to the target, the others ask for the kinds of work that chat
+# models are given. None is a prompt of data/prompts.jsonl, on which drafts are evaluated.
+OPENINGS = (
+    "Summarize the following text.\n\n",
+    "Write a Python function that",
+    "Rewrite the following paragraph",
+    "Translate the following",
+    "Answer the question using the passage.\n\nPassage:",
+    "Extract the",
+    "Can you",
+    "Here is a",
+    "How",
+    "What",
+    "Write a",
+    "I",
+)
+
+
+def opening_of(shard):
+    return "" if shard % 2 == 0 else OPENINGS[shard // 2 % len(OPENINGS)]
+
+
+def open_turn(tokenizer, opening):
+    """Ids of a chat up to a user turn that has begun with `opening`."""
+    mark = "\N{SYMBOL FOR NULL}"
+    text = tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False).split(mark)[0]
+    return tokenizer(text + opening, add_special_tokens=False)["input_ids"]
+
+
+def grouped_attention(module, query, key, value, attention_mask, scaling=None, filled=None, **options):
+    """Attention over the filled part of a static cache, without copying keys for each query head of their group."""
+    if options.get("softcap") or options.get("sliding_window"):
+        raise ValueError(f"{type(module).__name__} has soft-capped or windowed attention; that is not supported here")
+    batch, heads, length, width = query.shape
+    groups = key.shape[1]
+    key, value = key[:, :, :filled], value[:, :, :filled]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    if length == 1:
+        query = query.view(batch, groups, heads // groups, width)
+        read = attend(query, key, value, scale=scaling).view(batch, heads, 1, width)
+    else:
+        read = attend(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    return read.transpose(1, 2).contiguous(), None
+
+
+@torch.no_grad()
+def write_text(model, prefix_ids, *, rows, length, seed):
+    """Sample `rows` continuations of `length` tokens, at temperatures from .5 to 1.
+
+    Returns
+    -------
+    dict of Tensor
+        ids (rows, prefix + length) int32; hidden (rows, length, width): the state from which each new token was drawn;
+        log_total (rows, length) float32: log of the sum of exp(logits) at temperature 1, over the whole vocabulary;
+        seconds: how long it took.
+    """
+    from transformers import AttentionInterface, StaticCache
+
+    AttentionInterface.register("grouped", grouped_attention)
+    usual = model.config._attn_implementation
+    model.set_attn_implementation("grouped")
+    began, device = time.monotonic(), model.device
+    temperatures = torch.linspace(0.5, 1, rows, device=device)[:, None]
+    generator = torch.Generator().manual_seed(seed)
+    uniforms = torch.rand(length, rows, dtype=torch.float64, generator=generator).to(device)
+    ids = torch.tensor([prefix_ids], device=device).expand(rows, -1)
+    cache = StaticCache(config=model.config, max_cache_len=ids.shape[1] + length)
+    argument = cache_argument(model.base_model)
+    new, hidden, log_total = ids, [], []
+    for step in range(length):
+        state = model.base_model(input_ids=new, use_cache=True, filled=ids.shape[1], **{argument: cache})
+        hidden.append(state.last_hidden_state[:, -1])
+        logits = model.lm_head(hidden[-1]).float()  # (rows, vocab)
+        log_total.append(logits.logsumexp(-1))
+        new = inverse_cdf((logits / temperatures).softmax(-1), uniforms[step])[:, None]
+        ids = torch.cat([ids, new], -1)
+    model.set_attn_implementation(usual)
+    return {
+        "seconds": torch.tensor(time.monotonic() - began),
+        "ids": ids.int().cpu(),
+        "hidden": torch.stack(hidden, 1).cpu(),
+        "log_total": torch.stack(log_total, 1).cpu(),
+    }
+
+
+def shard_file(folder, shard):
+    return folder / f"text-{shard:05}.safetensors"
+
+
+def synthesise_shards(target, folder, shards, rows, length, seed, dtype):
+    """One worker: every shard of `shards` that is not there yet, each with its own seed."""
+    torch.set_num_threads(1 if not torch.cuda.is_available() else torch.get_num_threads())
+    missing = [shard for shard in shards if not shard_file(folder, shard).exists()]
+    if not missing:
+        return
+    lm = CausalLM.from_pretrained(target, dtype=dtype)
+    for shard in missing:
+        prefix = open_turn(lm.tokenizer, opening_of(shard))
+        tensors = write_text(lm.model, prefix, rows=rows, length=length, seed=seed * 1_000_003 + shard)
+        scratch = folder / f".text-{shard:05}.{os.getpid()}"
+        save_file(tensors, scratch)
+        os.replace(scratch, shard_file(folder, shard))
+
+
+def synthesise(target, folder, *, tokens, rows=96, length=256, seed=0, dtype=None, workers=None):
+    """At least `tokens` tokens of the target's own text, in shards of rows x length; a killed run goes on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    workers = workers or (1 if torch.cuda.is_available() else os.cpu_count())
+    shards = range(-(-tokens // (rows * length)))
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(
+            target=synthesise_shards, args=(target, folder, shards[w::workers], rows, length, seed, dtype), daemon=True
+        )
+        for w in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    for shard in track(shards, description="text"):
+        while not shard_file(folder, shard).exists():
+            if all(not p.is_alive() for p in processes) and not shard_file(folder, shard).exists():
+                raise RuntimeError(
+                    f"no worker is left and {shard_file(folder, shard).name} is missing; see the error above"
+                )
+            processes[0].join(timeout=1)
+    for process in processes:
+        process.join()
+
+
+# ---------------------------------------------------------------------------------------------- 2. build
+
+
+def load_text(folder):
+    """(shards to train on, shards held out): every `HELD_OUT_EVERY`-th shard is never trained on."""
+    files = sorted(folder.glob("text-*.safetensors"))
+    if len(files) < 2:
+        raise ValueError(f"{folder} holds {len(files)} shards of text; synthesise first, at least two")
+    held_out = files[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY] or files[-1:]
+    return [load_file(f) for f in files if f not in held_out], [load_file(f) for f in held_out]
+
+
+def frequent_ids(shards, size, always=()):
+    """The `size` most frequent ids of the text, ascending, and the share of the text they cover."""
+    written = torch.cat([shard["ids"][:, -shard["hidden"].shape[1] :].flatten() for shard in shards]).long()
+    counts = torch.bincount(written)
+    ranked = counts.float()
+    ranked[list(always)] = torch.inf
+    ids = ranked.argsort(descending=True, stable=True)[:size].sort().values
+    return ids, counts[ids].sum().item() / len(written)
+
+
+# ---------------------------------------------------------------------------------------------- 3. train
+
+
+def soft_target_loss(draft_logits, target_logits, log_total, overlap_weight):
+    """Mean loss over positions, and the mean of sum min(p, q), which is the draft's acceptance at temperature 1.
+
+    Parameters
+    ----------
+    draft_logits, target_logits : Tensor of shape `(n, num_output_ids)`, both over the draft's ids only
+    log_total : Tensor of shape `(n,)`
+        Log of the target's normaliser over its whole vocabulary: p sums to less than 1 over the draft's ids.
+    overlap_weight : float in [0, 1]
+        0: Kullback-Leibler divergence (Hinton et al. 2015). 1: total variation, 1 - sum min(p, q), which is what
+        acceptance pays for; its gradient is poor while the draft is far off (Zhou et al. 2023, DistillSpec).
+    """
+    log_target = target_logits.float() - log_total[:, None]
+    target_probs = log_target.exp()
+    log_draft = draft_logits.float().log_softmax(-1)
+    overlap = torch.minimum(target_probs, log_draft.exp()).sum(-1).mean()
+    divergence = (target_probs * (log_target - log_draft)).sum(-1).mean()
+    return (1 - overlap_weight) * divergence + overlap_weight * (1 - overlap), overlap.detach()
+
+
+def positions(draft, shard, rows):
+    """Hidden states `(n, width)` of draft and target, and `log_total (n,)`, for every written token of some rows."""
+    ids, length = shard["ids"][rows].long(), shard["hidden"].shape[1]
+    device = draft.device
+    read = draft.base_model(input_ids=ids[:, :-1].to(device), use_cache=False).last_hidden_state[:, -length:]
+    return (
+        read.flatten(0, 1),
+        shard["hidden"][rows].flatten(0, 1).to(device),
+        shard["log_total"][rows].flatten().to(device),
+    )
+
+
+def batches(shards, rows, seed, epoch):
+    """One pass over the text in random order: (shard, row indices), rows of one shard together."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    chunks = [
+        (shard, chunk)
+        for shard, tensors in enumerate(shards)
+        for chunk in torch.randperm(len(tensors["ids"]), generator=generator).split(rows)
+    ]
+    return [chunks[i] for i in torch.randperm(len(chunks), generator=generator)]
+
+
+def batch_at(shards, rows, seed, step):
+    per_epoch = sum(-(-len(s["ids"]) // rows) for s in shards)
+    return batches(shards, rows, seed, step // per_epoch)[step % per_epoch]
+
+
+def step_on(draft, head, shard, rows, overlap_weight, chunk=256):
+    """Forward and backward over one batch; the logits are made and let go in chunks of positions."""
+    hidden, theirs, log_total = positions(draft, shard, rows)
+    leaf = hidden.detach().requires_grad_()
+    loss = overlap = 0.0
+    for part, part_theirs, part_total in zip(
+        leaf.split(chunk), theirs.split(chunk), log_total.split(chunk), strict=True
+    ):
+        share = len(part) / len(leaf)
+        with torch.no_grad():
+            target_logits = F.linear(part_theirs, head)
+        part_loss, part_overlap = soft_target_loss(F.linear(part, head), target_logits, part_total, overlap_weight)
+        (part_loss * share).backward()
+        loss, overlap = loss + part_loss.item() * share, overlap + part_overlap.item() * share
+    hidden.backward(leaf.grad)
+    return loss, overlap
+
+
+@torch.no_grad()
+def held_out_overlap(draft, head, shards, rows=16, chunk=1024):
+    """Mean of sum min(p, q) over text never trained on: alpha at temperature 1, along the target's own path."""
+    overlap = num = 0
+    for shard in shards:
+        for chosen in torch.arange(len(shard["ids"])).split(rows):
+            for ours, theirs, total in zip(*(x.split(chunk) for x in positions(draft, shard, chosen)), strict=True):
+                found = soft_target_loss(F.linear(ours, head), F.linear(theirs, head), total, 1.0)[1]
+                overlap, num = overlap + found.item() * len(ours), num + len(ours)
+    return overlap / num
+
+
+def learning_rate(step, steps, peak, warm_up=50):
+    """Linear warm-up, then half a cosine down to a twentieth."""
+    if step < warm_up:
+        return peak * (step + 1) / warm_up
+    done = (step - warm_up) / max(steps - warm_up, 1)
+    return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def train(draft, text, work, *, tokens, rows=16, peak=1e-3, seed=0, log_every=20, evaluate_every=100, autocast=True):
+    """Train the layers and the norm of a `PrunedLM` in place; a killed run goes on from its last checkpoint.
+
+    Parameters
+    ----------
+    draft : PrunedLM
+    text : (list of shards, list of held-out shards), from `load_text`
+    work : path
+        For `checkpoint.safetensors` and `training.jsonl`.
+    tokens : int
+        Written tokens to train on, passes over the same text counted each time.
+    """
+    shards, held_out = text
+    model, head = draft.model.base_model, draft.model.lm_head.weight
+    for parameter in draft.model.parameters():
+        parameter.requires_grad_(False)
+    trained = [*model.layers.parameters(), *model.norm.parameters()]
+    if autocast:
+        model.layers.float(), model.norm.float()
+        trained = [*model.layers.parameters(), *model.norm.parameters()]
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.AdamW(trained, lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
+    per_step = rows * shards[0]["hidden"].shape[1]
+    steps = -(-tokens // per_step)
+    work.mkdir(parents=True, exist_ok=True)
+    log, checkpoint = work / "training.jsonl", work / "checkpoint.safetensors"
+    first, seconds = restore(checkpoint, optimizer, trained, log)
+    began = time.monotonic() - seconds
+    for step in track(range(first, steps), description="train"):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, peak)
+        shard, chosen = batch_at(shards, rows, seed, step)
+        with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
+            loss, overlap = step_on(model, head, shards[shard], chosen, overlap_weight(step, steps))
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        line = {"step": step + 1, "tokens": (step + 1) * per_step, "loss": loss, "overlap": overlap}
+        done = step + 1 == steps
+        if done or (step + 1) % evaluate_every == 0:
+            with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
+                line["held_out_overlap"] = held_out_overlap(model, head, held_out)
+        if done or (step + 1) % log_every == 0:
+            line["seconds"] = round(time.monotonic() - began, 1)
+            with open(log, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        if done or (step + 1) % evaluate_every == 0:
+            keep(checkpoint, optimizer, trained, step + 1, time.monotonic() - began)
+
+
+def overlap_weight(step, steps):
+    """Divergence first, total variation at the end."""
+    return min(max(2 * step / steps - 0.5, 0.0), OVERLAP_WEIGHT)
+
+
+def keep(checkpoint, optimizer, trained, step, seconds):
+    tensors = {"step": torch.tensor(step), "seconds": torch.tensor(seconds)}
+    for i, parameter in enumerate(trained):
+        state = optimizer.state[parameter]
+        tensors |= {
+            f"{i}.weight": parameter.detach(),
+            f"{i}.mean": state["exp_avg"],
+            f"{i}.square": state["exp_avg_sq"],
+        }
+    scratch = checkpoint.with_name(checkpoint.name + ".writing")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch)
+    os.replace(scratch, checkpoint)
+
+
+def restore(checkpoint, optimizer, trained, log):
+    """Step and seconds of the last checkpoint, (0, 0) without one; the log is cut back to it."""
+    if not checkpoint.exists():
+        log.unlink(missing_ok=True)
+        return 0, 0.0
+    tensors = load_file(checkpoint)
+    step = int(tensors["step"])
+    for i, parameter in enumerate(trained):
+        parameter.data.copy_(tensors[f"{i}.weight"])
+        mean, square = (tensors[f"{i}.{name}"].to(parameter.device) for name in ("mean", "square"))
+        optimizer.state[parameter] = {"step": torch.tensor(float(step)), "exp_avg": mean, "exp_avg_sq": square}
+    lines = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= step]
+    log.write_text("".join(f"{line}\n" for line in lines))
+    return step, float(tensors["seconds"])
+
+
+# ---------------------------------------------------------------------------------------------- 4. evaluate
+
+
+def evaluate(target, draft, out, *, gamma=4, max_new_tokens=64, seed=0):
+    """A sweep of the draft alone at one gamma, on prompts never trained on, beside plain decoding; its result file."""
+    return sweep.run(
+        target,
+        {draft.name: ModelDrafter(draft)},
+        load_prompts(),
+        out=out,
+        gammas=[gamma],
+        temperatures=[0.0, 1.0],
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        command=shlex.join(["python", "scripts/distill.py", *sys.argv[1:]]),
+        restart=True,
+        track=lambda steps: track(steps, description="evaluate"),
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="*", default=list(STEPS), help=f"which (default: {' '.join(STEPS)})")
+    parser.add_argument("--target", default="smollm2", help="smollm2 (default), a hub id or a local folder")
+    parser.add_argument("--out", type=Path, help="where the draft is kept (default: data/TARGET-draft)")
+    parser.add_argument("--work", type=Path, help="where text and checkpoints are kept (default: the cache folder)")
+    parser.add_argument("--text-tokens", type=int, default=1_200_000, help="tokens to synthesise (default 1.2 million)")
+    parser.add_argument("--train-tokens", type=int, default=6_000_000, help="tokens to train on (default 6 million)")
+    parser.add_argument("--layers", default="0,1,-1", help="layers of the target to keep (default 0,1,-1)")
+    parser.add_argument("--vocabulary", type=int, default=8192, help="ids the draft may propose (default 8192)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, help="processes that synthesise (default: one a core; one on a GPU)")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.steps) - set(STEPS):
+        parser.error(f"unknown step {min(unknown)!r}; the steps are {', '.join(STEPS)}")
+    name = Path(arguments.target).name.lower()
+    out = arguments.out or PROJECT / "data" / f"{name}-draft"
+    work = arguments.work or cache_folder() / f"{name}-draft"
+    target_path = str(fetch(report=lambda line: None)) if arguments.target == "smollm2" else arguments.target
+    if "synthesise" in arguments.steps:
+        synthesise(
+            target_path, work / "text", tokens=arguments.text_tokens, seed=arguments.seed, workers=arguments.workers
+        )
+    if arguments.steps == ["synthesise"]:
+        return
+    target = CausalLM.from_pretrained(target_path)
+    if "train" in arguments.steps:
+        build_and_train(target, out, work, arguments)
+    if "evaluate" in arguments.steps:
+        evaluate(target, load_draft(out, target), out / "evaluation.json", seed=arguments.seed)
+    if "card" in arguments.steps:
+        draft_card.write(out)
+
+
+STEPS = ("synthesise", "train", "evaluate", "card")
+
+
+def build_and_train(target, out, work, arguments):
+    text = load_text(work / "text")
+    ids, covered = frequent_ids(text[0], arguments.vocabulary, always=target.eos_ids)
+    layers = [int(layer) % len(target.model.base_model.layers) for layer in arguments.layers.split(",")]
+    draft = PrunedLM(target, layers, ids)
+    train(draft, text, work, tokens=arguments.train_tokens, seed=arguments.seed)
+    how = {
+        "command": shlex.join(["python", "scripts/distill.py", *sys.argv[1:]]),
+        **sweep.commit(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": arguments.seed,
+        "processor": environment()["processor"],
+        "text": describe_text(work / "text", *text),
+        "output_ids_cover_percent": round(100 * covered, 2),
+    }
+    save_draft(draft, out, made_for(target), how)
+    shutil.copy(work / "training.jsonl", out / "training.jsonl")
+    write_sample(work / "text", out / "sample.jsonl", target.tokenizer)
+
+
+def describe_text(folder, shards, held_out):
+    num = [sum(shard["log_total"].numel() for shard in part) for part in (shards, held_out)]
+    seconds = sum(float(shard["seconds"]) for shard in (*shards, *held_out))
+    return {
+        "num_shards": len(shards) + len(held_out),
+        "rows_per_shard": len(shards[0]["ids"]),
+        "tokens_per_row": shards[0]["log_total"].shape[1],
+        "num_tokens": num[0],
+        "num_held_out_tokens": num[1],
+        "worker_seconds": round(seconds),
+    }
+
+
+def write_sample(folder, out, tokenizer, rows=(0, 47, 95), shards=4):
+    """A few rows of the first shards, so that a reader sees what the draft was trained on."""
+    lines = []
+    for shard in range(min(shards, len(list(folder.glob("text-*"))))):
+        ids = load_file(shard_file(folder, shard))["ids"]
+        lines += [{"shard": shard, "row": row, "text": tokenizer.decode(ids[row])} for row in rows if row < len(ids)]
+    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

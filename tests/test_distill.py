@@ -1,0 +1,129 @@
+"""Making a draft in miniature: a tiny random target writes text, a pruned copy learns from its probabilities."""
+
+import importlib.util
+import json
+import sys
+
+import pytest
+import torch
+
+from specnb.models import CausalLM
+from specnb.prompts import PROJECT
+from specnb.pruned import PrunedLM
+from tests.conftest import tiny_model
+
+SCRIPTS = PROJECT / "scripts"
+
+
+@pytest.fixture(scope="module")
+def distill():
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        spec = importlib.util.spec_from_file_location("distill", SCRIPTS / "distill.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture(scope="module")
+def target():
+    return CausalLM(tiny_model("Llama", initializer_range=0.3).float())
+
+
+@pytest.fixture(scope="module")
+def text(distill, target):
+    shards = [distill.write_text(target.model, [1, 2], rows=8, length=12, seed=seed) for seed in range(4)]
+    return shards[:3], shards[3:]
+
+
+def test_written_text_is_the_target_s_and_the_seed_repeats_it(distill, target):
+    one, two, other = (distill.write_text(target.model, [1, 2], rows=6, length=9, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(one["ids"], two["ids"]) and not torch.equal(one["ids"], other["ids"])
+    assert one["ids"].shape == (6, 11) and one["hidden"].shape == (6, 9, 32)
+    # The kept states and normalisers give the probabilities of a plain forward over the finished text.
+    for row in (0, 5):
+        target.reset()
+        logits = target.forward(one["ids"][row : row + 1].long(), num_logits=10)[0, :-1]
+        kept = one["hidden"][row] @ target.model.lm_head.weight.T - one["log_total"][row][:, None]
+        assert torch.allclose(kept, logits.log_softmax(-1), atol=1e-4)
+
+
+def test_text_is_drawn_at_its_row_s_temperature(distill, target):
+    """Cold rows choose likely tokens: mean log-probability of what was drawn falls with the row's temperature."""
+    text = distill.write_text(target.model, [1, 2], rows=64, length=32, seed=0)
+    log_probs = (text["hidden"] @ target.model.lm_head.weight.T).log_softmax(-1)
+    drawn = log_probs.gather(-1, text["ids"][:, 2:].long()[..., None])[..., 0].mean(-1)
+    assert drawn[:16].mean() > drawn[-16:].mean() + 0.1
+
+
+def test_loss_and_overlap_by_hand(distill):
+    target_probs = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.1, 0.8]])
+    draft_probs = torch.tensor([[0.6, 0.4], [0.5, 0.5]])  # over the first two ids
+    kept = target_probs[:, :2].log() + 2.0  # any normaliser
+    loss, overlap = distill.soft_target_loss(draft_probs.log(), kept, torch.full((2,), 2.0), 1.0)
+    assert overlap == pytest.approx((0.5 + 0.2 + 0.1 + 0.1) / 2) and loss == pytest.approx(1 - overlap.item())
+    divergence, _ = distill.soft_target_loss(draft_probs.log(), kept, torch.full((2,), 2.0), 0.0)
+    by_hand = (target_probs[:, :2] * (target_probs[:, :2] / draft_probs).log()).sum(-1).mean()
+    assert divergence.item() == pytest.approx(by_hand.item(), rel=1e-5)
+
+
+def test_the_most_frequent_ids_and_those_asked_for(distill):
+    shard = {"ids": torch.tensor([[9, 9, 4, 4, 4, 2, 7]]), "hidden": torch.zeros(1, 5, 1)}
+    ids, covered = distill.frequent_ids([shard], 2)
+    assert ids.tolist() == [2, 4] or ids.tolist() == [4, 7]
+    ids, covered = distill.frequent_ids([shard], 2, always=[7])
+    assert ids.tolist() == [4, 7] and covered == 4 / 5  # the prefix is not counted
+
+
+def trained(distill, target, text, folder, steps=12, **options):
+    draft = PrunedLM(target, [1], range(0, 61, 2))
+    distill.train(
+        draft, text, folder, tokens=steps * 4 * 12, rows=4, peak=3e-3, log_every=2, evaluate_every=4, autocast=False,
+        **options,
+    )  # fmt: skip
+    return draft
+
+
+def test_training_lowers_the_loss_and_raises_the_held_out_overlap(distill, target, text, tmp_path):
+    trained(distill, target, text, tmp_path, steps=120)
+    log = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
+    held_out = [line["held_out_overlap"] for line in log if "held_out_overlap" in line]
+    assert held_out[-1] > held_out[0] + 0.02
+    divergence = [line["loss"] for line in log if line["step"] < 30]  # before total variation is mixed in
+    assert divergence[-1] < divergence[0]
+    assert [line["step"] for line in log] == list(range(2, 121, 2))
+
+
+def test_a_killed_training_resumes_to_the_same_weights(distill, target, text, tmp_path, monkeypatch):
+    whole = trained(distill, target, text, tmp_path / "whole")
+    calls, step_on = [], distill.step_on
+
+    def killed(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 11:
+            raise KeyboardInterrupt
+        return step_on(*arguments, **options)
+
+    monkeypatch.setattr(distill, "step_on", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trained(distill, target, text, tmp_path / "killed")
+    monkeypatch.undo()
+    again = trained(distill, target, text, tmp_path / "killed")  # from the checkpoint at step 8
+    for name, tensor in whole.own_state().items():
+        assert torch.equal(tensor, again.own_state()[name]), name
+    strip = lambda line: {k: v for k, v in json.loads(line).items() if k != "seconds"}  # noqa: E731
+    one, two = ((tmp_path / name / "training.jsonl").read_text().splitlines() for name in ("whole", "killed"))
+    assert [strip(line) for line in one] == [strip(line) for line in two]
+
+
+def test_training_changes_nothing_of_the_target(distill, target, text, tmp_path):
+    before = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
+    trained(distill, target, text, tmp_path)
+    assert all(torch.equal(before[name], tensor) for name, tensor in target.model.state_dict().items())
+
+
+def test_too_little_text_is_refused(distill, tmp_path):
+    with pytest.raises(ValueError, match="synthesise first"):
+        distill.load_text(tmp_path)
