@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 export JUPYTER_PREFER_ENV_PATH = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup sweep test test-oldest lint lab notebooks figures bench mutants clean
+.PHONY: help setup sweep test test-oldest lint lab notebooks figures draft bench mutants clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -53,6 +53,9 @@ notebooks: setup  ## execute the notebooks again, in place
 
 figures: $(INSTALLED)  ## draw every figure again from data/
 	$(BIN)/python scripts/draw_figures.py
+
+draft: setup  ## make a draft for SmolLM2, or another chat target: ARGS="--target ..." (hours on a CPU; resumes)
+	$(BIN)/python scripts/distill.py $(ARGS)
 
 bench: setup  ## benchmarks: data/bench/, a table of ratios with intervals (nothing else may run)
 	$(BIN)/python scripts/bench.py $(ARGS)

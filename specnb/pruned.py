@@ -76,16 +76,16 @@ class PrunedLM(CausalLM):
     sha256 = None  # of the file it was loaded from
 
 
-def save_draft(draft, folder, made_for, how=None):
+def save_draft(draft, folder, identity, how=None):
     """Write `draft.safetensors` (bfloat16: own weights, output ids) and `config.json`.
 
-    `made_for` says for which target (the function of that name), `how` with which text, command and commit.
+    `identity` is that of its target, from `made_for`; `how` says with which text, command and commit it was made.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in draft.own_state().items()}
     save_file({**state, "output_ids": draft.output_ids.int().cpu()}, folder / "draft.safetensors")
-    config = {"schema": SCHEMA, "kept_layers": draft.kept_layers, "made_for": made_for, "how": how}
+    config = {"schema": SCHEMA, "kept_layers": draft.kept_layers, "made_for": identity, "how": how}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
@@ -112,12 +112,13 @@ def load_draft(folder, target):
     try:
         config = json.loads((folder / "config.json").read_text())
         state = load_file(folder / "draft.safetensors", device=str(target.device))
-        kept_layers, made_for, output_ids = config["kept_layers"], config["made_for"], state.pop("output_ids")
+        kept_layers, identity, output_ids = config["kept_layers"], config["made_for"], state.pop("output_ids")
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{folder} holds no draft made by scripts/distill.py: {error}") from error
-    if vocabulary_sha256(target) != made_for["vocabulary_sha256"]:
+    found = made_for(target)
+    if found["vocabulary_sha256"] != identity["vocabulary_sha256"]:
         raise ValueError(
-            f"the draft in {folder.name} was made for the vocabulary of {made_for['id']}; {target.name} has another "
+            f"the draft in {folder.name} was made for the vocabulary of {identity['id']}; {target.name} has another "
             "one, in which the same ids mean other tokens. Make one for it: make draft ARGS='--target ...'"
         )
     draft = PrunedLM(target, kept_layers, output_ids, name=folder.name)
@@ -128,10 +129,9 @@ def load_draft(folder, target):
             )
     _set_own_state(draft, state)
     draft.sha256 = {"draft.safetensors": file_sha256(folder / "draft.safetensors")}
-    weights = weights_sha256(target)
-    if weights != made_for["sha256"]:
+    if found["sha256"] != identity["sha256"]:
         warnings.warn(
-            f"the draft in {folder.name} was made for {made_for['id']} with other weights than these: the output is as "
+            f"the draft in {folder.name} was made for {identity['id']} with other weights than these: the output is as "
             "exact as ever, but fewer drafts may be accepted",
             stacklevel=2,
         )
@@ -139,24 +139,16 @@ def load_draft(folder, target):
 
 
 def made_for(target):
-    """What a draft's config says of its target."""
-    return {
-        "id": target.name,
-        "sha256": weights_sha256(target),
-        "vocab_size": target.vocab_size,
-        "vocabulary_sha256": vocabulary_sha256(target),
-    }
-
-
-def weights_sha256(target):
-    """{file name: SHA-256} of the target's weights; None for a model that came from no folder."""
-    return target.describe()["sha256"]
-
-
-def vocabulary_sha256(target):
-    """SHA-256 of the vocabulary by content: every token with its id; of its size alone without a tokenizer."""
+    """What a draft's config says of its target: name, SHA-256 of its weights (None where they came from no folder)
+    and of its vocabulary by content, every token with its id (of its size alone without a tokenizer)."""
+    described = target.describe()
     vocabulary = target.vocab_size if target.tokenizer is None else sorted(target.tokenizer.get_vocab().items())
-    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+    return {
+        "id": described["id"],
+        "sha256": described["sha256"],
+        "vocab_size": target.vocab_size,
+        "vocabulary_sha256": hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest(),
+    }
 
 
 def _check_parts(target, kept_layers, output_ids):

@@ -66,3 +66,25 @@ def test_bad_rows_and_rules_are_named():
         exact.round_law(target_by_prefix, draft_by_prefix, -1)
     with pytest.raises(ValueError, match=r"target row after \(\)"):
         exact.round_law(lambda _: [F(1, 2), F(1, 3)], draft_by_prefix, 1)
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 2, 4])
+def test_tokens_of_repeated_rounds_have_the_target_s_law(gamma):
+    assert exact.generation_law(target_by_prefix, draft_by_prefix, gamma, 5) == exact.sequence_law(target_by_prefix, 5)
+
+
+def test_nothing_follows_a_stop_id_in_the_law_of_repeated_rounds():
+    law = exact.generation_law(target_by_prefix, draft_by_prefix, 3, 5, eos_ids={2})
+    right = {}
+    for tokens, mass in exact.sequence_law(target_by_prefix, 5).items():
+        kept = exact.cut_at(tokens, {2})
+        right[kept] = right.get(kept, 0) + mass
+    assert law == right and any(len(tokens) < 5 for tokens in law)
+
+
+def test_a_rule_made_of_a_wrong_part_has_another_law():
+    always = exact.rule_of(accept=lambda *_: F(1))
+    assert exact.round_law(target_by_prefix, draft_by_prefix, 2, always) != exact.sequence_law(target_by_prefix, 3)
+    assert exact.accepted_law(target_by_prefix, draft_by_prefix, 2, always) == [0, 0, 1]
+    with pytest.raises(ValueError, match="unknown rule 'block'"):
+        exact.round_law(target_by_prefix, draft_by_prefix, 2, "block")

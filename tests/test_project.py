@@ -104,6 +104,7 @@ def test_imports_only_point_upward():
         "probs",
         "rule",
         "exact",
+        "rogues",
         "theory",
         "gof",
         "trace",
