@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.progress import track
 
-from specnb.drafters import ModelDrafter, PromptLookup
+from specnb import sweep, verdict
+from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
 from specnb.models import CausalLM, load_pair
 from specnb.probs import Sampling
 from specnb.prompts import PROJECT, load_prompts
@@ -34,18 +36,17 @@ def interval(values, statistic=lambda x: np.exp(np.mean(np.log(x))), resamples=4
     return float(statistic(values)), float(low), float(high)
 
 
-def row(name, measured, bar, *, at_least):
-    """A line of the table: the end of the interval that must clear the bar is the low one for `at_least`."""
-    value, low, high = measured
+def row(name, measured, bar=None, *, at_least=True):
+    """A line of the table: the end of the interval that must clear the bar is the low one for `at_least`.
+
+    Without a bar it is shown and nothing is asked of it.
+    """
+    value, low, high = (round(float(number), 4) for number in measured)
+    line = {"name": name, "value": value, "low": low, "high": high}
+    if bar is None:
+        return {**line, "bar": None, "holds": None}
     holds = low >= bar if at_least else high <= bar
-    return {
-        "name": name,
-        "value": round(value, 4),
-        "low": round(low, 4),
-        "high": round(high, 4),
-        "bar": f"{'>=' if at_least else '<='} {bar:g}",
-        "holds": bool(holds),
-    }
+    return {**line, "bar": f"{'>=' if at_least else '<='} {bar:g}", "holds": bool(holds)}
 
 
 def paired_ratio(arms, prompts, repeats):
@@ -242,11 +243,108 @@ def identical_arms(repeats=20, pairs=6):
     return row(f"identical arms: 95 % intervals that miss 1, of {repeats}", (missed,) * 3, 4, at_least=False)
 
 
+def suite_draft():
+    """The draft that ships, lookup, and both: drafter and gamma chosen on the first 14 prompts, quoted from the others.
+
+    The run is kept as `data/sweep-smollm2-cpu-long.json`.
+    """
+    target, shipped, tokenizer = load_pair()
+    name = shipped.model.name
+    both = FirstOf(PromptLookup(min_ngram=2), shipped)
+    result = sweep.run(
+        target,
+        {"lookup": PromptLookup(), name: shipped, f"lookup+{name}": both},
+        load_prompts(),
+        out=PROJECT / "data" / "sweep-smollm2-cpu-long.json",
+        gammas=[2, 3, 4, 8],
+        temperatures=[0, 1],
+        max_new_tokens=40,
+        command="python scripts/bench.py draft",
+        track=lambda steps: track(steps, description="measuring", update_period=1),
+    )
+    rows = verdict.frame(result)
+    first_half = rows.prompt_id.isin(list(result["settings"]["prompts"])[:14])
+    lines = []
+    for temperature, title, bar in ((0.0, "greedy", 1.20), (1.0, "T=1", 1.08)):
+        at = rows.temperature == temperature
+        lines += chosen_and_quoted(rows[at & first_half], rows[at & ~first_half], title, bar)
+    drafted = rows[(rows.drafter == name) & (rows.temperature == 0)]
+    plain = rows[(rows.gamma == 0) & (rows.temperature == 0)]
+    step = plain.decode_sec.sum() / plain.num_later_rounds.sum()
+    ratios = drafted[drafted.gamma == 4].pipe(lambda part: part.draft_sec / part.num_drafted / step)
+    lines.append(row(f"{name}: cost_ratio, a draft step with its prefill over a plain step", interval(ratios, np.mean)))
+    return lines + open_chat_alpha(target, shipped, tokenizer)
+
+
+def chosen_and_quoted(choosing, quoting, title, bar):
+    """Rows of the table for one temperature: the geometric mean over kinds, then every kind with its chosen arm."""
+    quoted, lines = {}, []
+    gammas = {}
+    for drafter, part in choosing[choosing.gamma > 0].groupby("drafter"):  # gamma over all kinds, drafter by kind
+        gammas[drafter] = max(
+            part.gamma.unique(), key=lambda gamma: geometric_mean(by_kind(choosing, drafter, gamma))[0]
+        )
+    for kind, part in choosing.groupby("kind"):
+        drafter = max(gammas, key=lambda name: speedups(part, name, gammas[name])[0])
+        measured = speedups(quoting[quoting.kind == kind], drafter, gammas[drafter])
+        quoted[kind] = measured
+        low, high = np.percentile(measured[1:], [2.5, 97.5])
+        lines.append(row(f"{title}, {kind}: {drafter} gamma {gammas[drafter]}", (measured[0], low, high)))
+    mean = geometric_mean(quoted)
+    low, high = np.percentile(mean[1:], [2.5, 97.5])
+    what = f"{title}, geometric mean over {len(quoted)} kinds: tokens/s over plain decoding"
+    only = {drafter: geometric_mean(by_kind(quoting, drafter, gamma)) for drafter, gamma in gammas.items()}
+    for drafter, values in only.items():
+        ends = np.percentile(values[1:], [2.5, 97.5])
+        lines.append(row(f"{title}, {drafter} gamma {gammas[drafter]} for every kind", (values[0], *ends)))
+    return [row(what, (mean[0], low, high), bar), *lines]
+
+
+def by_kind(rows, drafter, gamma):
+    return {kind: speedups(part, drafter, gamma) for kind, part in rows.groupby("kind")}
+
+
+def geometric_mean(measured):
+    return np.exp(np.mean([np.log(values) for values in measured.values()], 0))
+
+
+def speedups(rows, drafter, gamma, resamples=4000):
+    """Tokens per second over plain decoding, prefill included: as measured, then over resampled prompts."""
+    arms = [rows[(rows.drafter == d) & (rows.gamma == g)] for d, g in (verdict.PLAIN, (drafter, gamma))]
+    plain, arm = (part.groupby("prompt_id")[["total_sec", "num_tokens"]].sum().to_numpy() for part in arms)
+    measured = np.arange(len(plain))
+    chosen = np.random.default_rng(0).integers(len(plain), size=(resamples, len(plain)))
+    chosen = np.vstack([measured, chosen])  # (1 + resamples, prompts)
+    (plain_sec, plain_tokens), (sec, tokens) = (part[chosen].sum(1).T for part in (plain, arm))
+    return (tokens / sec) / (plain_tokens / plain_sec)
+
+
+def open_chat_alpha(target, drafter, tokenizer, gamma=4, tokens=96, seeds=4):
+    """alpha_hat of the draft alone on the open chat prompts, intervals over prompts."""
+    prompts = [prompt.encode(tokenizer) for prompt in load_prompts() if prompt.kind == "open_chat"]
+    lines = []
+    for name, sampling, repeats, bar in (("greedy", GREEDY, 1, 0.45), ("T=1", AT_ONE, seeds, 0.42)):
+        counts = []
+        for ids in prompts:
+            traces = [
+                speculative(
+                    target, drafter, ids, gamma=gamma, max_new_tokens=tokens, sampling=sampling,
+                    eos_ids=target.eos_ids, generator=torch.Generator().manual_seed(seed),
+                ).trace
+                for seed in range(repeats)
+            ]  # fmt: skip
+            rounds = [r for trace in traces for r in trace.rounds]
+            counts.append([sum(r.num_accepted for r in rounds), sum(r.num_tested for r in rounds)])
+        measured = interval(counts, lambda x: x[:, 0].sum() / x[:, 1].sum())
+        lines.append(row(f"open chat, draft alone, gamma {gamma}, {name}: alpha_hat", measured, bar))
+    return lines
+
+
 def _child(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-SUITES = {"package": suite_package, "transformers": suite_transformers}
+SUITES = {"package": suite_package, "transformers": suite_transformers, "draft": suite_draft}
 
 
 def main():
@@ -267,9 +365,10 @@ def main():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
         for line in rows:
+            state = {True: "holds", False: "FALLS SHORT", None: "-"}[line["holds"]]
             print(
-                f"{'holds' if line['holds'] else 'FALLS SHORT':12}{line['value']:8.3f} "
-                f"[{line['low']:.3f}, {line['high']:.3f}]  {line['bar']:8} {line['name']}"
+                f"{state:12}{line['value']:8.3f} [{line['low']:.3f}, {line['high']:.3f}]  "
+                f"{line['bar'] or '':8} {line['name']}"
             )
 
 

@@ -4,12 +4,14 @@ Four steps, each resumable; all that is not yet the draft is kept in a work fold
 
 1. synthesise  the target writes conversations from its own chat template; with every token its last hidden state is
                kept, from which its probabilities over any part of the vocabulary are one matrix product away
-2. build       a few of its layers, its embedding (shared, frozen), its output rows of the most frequent tokens (frozen)
-3. train       on the target's probabilities (soft targets), the acceptance on held-out text logged beside the loss
-4. evaluate    acceptance by kind of prompt and position in the block, cost of a step, the model card
+2. train       a few of its layers, with its embedding (shared, frozen) and its output rows of the most frequent tokens
+               (frozen), on its probabilities (soft targets); acceptance on held-out text is logged beside the loss
+3. evaluate    a sweep of the draft alone: acceptance by kind of prompt and position in the block, cost of a step
+4. card        the model card and the figure of the training, from the files of the steps before
 """
 
 import argparse
+import hashlib
 import json
 import math
 import multiprocessing
@@ -21,7 +23,6 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-import draft_card
 import torch
 import torch.nn.functional as F
 from rich.progress import track
@@ -31,7 +32,7 @@ from specnb import sweep
 from specnb.cache import cache_argument
 from specnb.drafters import ModelDrafter
 from specnb.fetch import cache_folder, fetch
-from specnb.models import CausalLM
+from specnb.models import CausalLM, default_target
 from specnb.prompts import PROJECT, load_prompts
 from specnb.pruned import PrunedLM, load_draft, made_for, save_draft
 from specnb.rule import inverse_cdf
@@ -78,7 +79,7 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, f
     batch, heads, length, width = query.shape
     groups = key.shape[1]
     key, value = key[:, :, :filled], value[:, :, :filled]
-    attend = torch.nn.functional.scaled_dot_product_attention
+    attend = F.scaled_dot_product_attention
     if length == 1:
         query = query.view(batch, groups, heads // groups, width)
         read = attend(query, key, value, scale=scaling).view(batch, heads, 1, width)
@@ -102,7 +103,6 @@ def write_text(model, prefix_ids, *, rows, length, seed):
 
     AttentionInterface.register("grouped", grouped_attention)
     usual = model.config._attn_implementation
-    model.set_attn_implementation("grouped")
     began, device = time.monotonic(), model.device
     temperatures = torch.linspace(0.5, 1, rows, device=device)[:, None]
     generator = torch.Generator().manual_seed(seed)
@@ -111,14 +111,17 @@ def write_text(model, prefix_ids, *, rows, length, seed):
     cache = StaticCache(config=model.config, max_cache_len=ids.shape[1] + length)
     argument = cache_argument(model.base_model)
     new, hidden, log_total = ids, [], []
-    for step in range(length):
-        state = model.base_model(input_ids=new, use_cache=True, filled=ids.shape[1], **{argument: cache})
-        hidden.append(state.last_hidden_state[:, -1])
-        logits = model.lm_head(hidden[-1]).float()  # (rows, vocab)
-        log_total.append(logits.logsumexp(-1))
-        new = inverse_cdf((logits / temperatures).softmax(-1), uniforms[step])[:, None]
-        ids = torch.cat([ids, new], -1)
-    model.set_attn_implementation(usual)
+    model.set_attn_implementation("grouped")
+    try:
+        for step in range(length):
+            state = model.base_model(input_ids=new, use_cache=True, filled=ids.shape[1], **{argument: cache})
+            hidden.append(state.last_hidden_state[:, -1])
+            logits = model.get_output_embeddings()(hidden[-1]).float()  # (rows, vocab)
+            log_total.append(logits.logsumexp(-1))
+            new = inverse_cdf((logits / temperatures).softmax(-1), uniforms[step])[:, None]
+            ids = torch.cat([ids, new], -1)
+    finally:
+        model.set_attn_implementation(usual)
     return {
         "seconds": torch.tensor(time.monotonic() - began),
         "ids": ids.int().cpu(),
@@ -146,9 +149,23 @@ def synthesise_shards(target, folder, shards, rows, length, seed, dtype):
         os.replace(scratch, shard_file(folder, shard))
 
 
+def only_one_run(path, settings):
+    """Write `settings` beside the files of a run, or refuse to go on with those of another one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    settings = json.loads(json.dumps(settings))
+    if not path.exists():
+        path.write_text(json.dumps(settings) + "\n")
+    elif (begun := json.loads(path.read_text())) != settings:
+        differing = [name for name in settings if begun.get(name) != settings[name]]
+        raise ValueError(
+            f"{path.parent} holds a run with another {', '.join(differing)} ({path.name}); finish it as it was begun, "
+            "give another --work, or remove it"
+        )
+
+
 def synthesise(target, folder, *, tokens, rows=96, length=256, seed=0, dtype=None, workers=None):
     """At least `tokens` tokens of the target's own text, in shards of rows x length; a killed run goes on."""
-    folder.mkdir(parents=True, exist_ok=True)
+    only_one_run(folder / "text.json", {"target": Path(target).name, "rows": rows, "length": length, "seed": seed})
     workers = workers or (1 if torch.cuda.is_available() else os.cpu_count())
     shards = range(-(-tokens // (rows * length)))
     context = multiprocessing.get_context("spawn")
@@ -171,7 +188,7 @@ def synthesise(target, folder, *, tokens, rows=96, length=256, seed=0, dtype=Non
         process.join()
 
 
-# ---------------------------------------------------------------------------------------------- 2. build
+# ---------------------------------------------------------------------------------------------- 2. train
 
 
 def load_text(folder):
@@ -191,9 +208,6 @@ def frequent_ids(shards, size, always=()):
     ranked[list(always)] = torch.inf
     ids = ranked.argsort(descending=True, stable=True)[:size].sort().values
     return ids, counts[ids].sum().item() / len(written)
-
-
-# ---------------------------------------------------------------------------------------------- 3. train
 
 
 def soft_target_loss(draft_logits, target_logits, log_total, overlap_weight):
@@ -263,11 +277,14 @@ def step_on(draft, head, shard, rows, overlap_weight, chunk=256):
 
 
 @torch.no_grad()
-def held_out_overlap(draft, head, shards, rows=16, chunk=1024):
-    """Mean of sum min(p, q) over text never trained on: alpha at temperature 1, along the target's own path."""
+def held_out_overlap(draft, head, shards, rows=16, every=3, chunk=1024):
+    """Mean of sum min(p, q) over text never trained on: alpha at temperature 1, along the target's own path.
+
+    Every third row is read: of each temperature its share.
+    """
     overlap = num = 0
     for shard in shards:
-        for chosen in torch.arange(len(shard["ids"])).split(rows):
+        for chosen in torch.arange(0, len(shard["ids"]), every).split(rows):
             for ours, theirs, total in zip(*(x.split(chunk) for x in positions(draft, shard, chosen)), strict=True):
                 found = soft_target_loss(F.linear(ours, head), F.linear(theirs, head), total, 1.0)[1]
                 overlap, num = overlap + found.item() * len(ours), num + len(ours)
@@ -282,7 +299,7 @@ def learning_rate(step, steps, peak, warm_up=50):
     return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def train(draft, text, work, *, tokens, rows=16, peak=1e-3, seed=0, log_every=20, evaluate_every=100, autocast=True):
+def train(draft, text, work, *, tokens, rows=16, peak=1.5e-3, seed=0, log_every=20, evaluate_every=100, autocast=True):
     """Train the layers and the norm of a `PrunedLM` in place; a killed run goes on from its last checkpoint.
 
     Parameters
@@ -298,16 +315,20 @@ def train(draft, text, work, *, tokens, rows=16, peak=1e-3, seed=0, log_every=20
     model, head = draft.model.base_model, draft.model.lm_head.weight
     for parameter in draft.model.parameters():
         parameter.requires_grad_(False)
-    trained = [*model.layers.parameters(), *model.norm.parameters()]
     if autocast:
         model.layers.float(), model.norm.float()
-        trained = [*model.layers.parameters(), *model.norm.parameters()]
+    trained = [*model.layers.parameters(), *model.norm.parameters()]
     for parameter in trained:
         parameter.requires_grad_(True)
     optimizer = torch.optim.AdamW(trained, lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
     per_step = rows * shards[0]["hidden"].shape[1]
     steps = -(-tokens // per_step)
-    work.mkdir(parents=True, exist_ok=True)
+    ids_sha256 = hashlib.sha256(draft.output_ids.cpu().numpy().tobytes()).hexdigest()
+    only_one_run(
+        work / "training.json",
+        {"layers": draft.kept_layers, "output_ids": ids_sha256, "num_shards": len(shards), "tokens": tokens}
+        | {"rows": rows, "peak": peak, "seed": seed},
+    )
     log, checkpoint = work / "training.jsonl", work / "checkpoint.safetensors"
     first, seconds = restore(checkpoint, optimizer, trained, log)
     began = time.monotonic() - seconds
@@ -367,7 +388,7 @@ def restore(checkpoint, optimizer, trained, log):
     return step, float(tensors["seconds"])
 
 
-# ---------------------------------------------------------------------------------------------- 4. evaluate
+# ---------------------------------------------------------------------------------------------- 3. evaluate
 
 
 def evaluate(target, draft, out, *, gamma=4, max_new_tokens=64, seed=0):
@@ -382,7 +403,6 @@ def evaluate(target, draft, out, *, gamma=4, max_new_tokens=64, seed=0):
         max_new_tokens=max_new_tokens,
         seed=seed,
         command=shlex.join(["python", "scripts/distill.py", *sys.argv[1:]]),
-        restart=True,
         track=lambda steps: track(steps, description="evaluate"),
     )
 
@@ -393,8 +413,8 @@ def main():
     parser.add_argument("--target", default="smollm2", help="smollm2 (default), a hub id or a local folder")
     parser.add_argument("--out", type=Path, help="where the draft is kept (default: data/TARGET-draft)")
     parser.add_argument("--work", type=Path, help="where text and checkpoints are kept (default: the cache folder)")
-    parser.add_argument("--text-tokens", type=int, default=1_200_000, help="tokens to synthesise (default 1.2 million)")
-    parser.add_argument("--train-tokens", type=int, default=6_000_000, help="tokens to train on (default 6 million)")
+    parser.add_argument("--text-tokens", type=int, default=1_228_800, help="tokens to synthesise (default 1.2 million)")
+    parser.add_argument("--train-tokens", type=int, default=6_400_000, help="tokens to train on (default 6.4 million)")
     parser.add_argument("--layers", default="0,1,-1", help="layers of the target to keep (default 0,1,-1)")
     parser.add_argument("--vocabulary", type=int, default=8192, help="ids the draft may propose (default 8192)")
     parser.add_argument("--seed", type=int, default=0)
@@ -412,12 +432,14 @@ def main():
         )
     if arguments.steps == ["synthesise"]:
         return
-    target = CausalLM.from_pretrained(target_path)
+    target = default_target() if arguments.target == "smollm2" else CausalLM.from_pretrained(target_path)
     if "train" in arguments.steps:
         build_and_train(target, out, work, arguments)
     if "evaluate" in arguments.steps:
         evaluate(target, load_draft(out, target), out / "evaluation.json", seed=arguments.seed)
     if "card" in arguments.steps:
+        import draft_card
+
         draft_card.write(out)
 
 
@@ -436,15 +458,16 @@ def build_and_train(target, out, work, arguments):
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": arguments.seed,
         "processor": environment()["processor"],
-        "text": describe_text(work / "text", *text),
+        "text": describe_text(*text),
         "output_ids_cover_percent": round(100 * covered, 2),
     }
     save_draft(draft, out, made_for(target), how)
+    (out / "evaluation.json.partial").unlink(missing_ok=True)  # It would be that of another draft.
     shutil.copy(work / "training.jsonl", out / "training.jsonl")
     write_sample(work / "text", out / "sample.jsonl", target.tokenizer)
 
 
-def describe_text(folder, shards, held_out):
+def describe_text(shards, held_out):
     num = [sum(shard["log_total"].numel() for shard in part) for part in (shards, held_out)]
     seconds = sum(float(shard["seconds"]) for shard in (*shards, *held_out))
     return {

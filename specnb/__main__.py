@@ -14,7 +14,10 @@ EPILOG = """examples:
   specnb generate "Why is the sky blue?" --gamma 4
   specnb sweep                                     the default pair on the project's prompts
   specnb sweep --target ID --draft ID --device cuda --gammas 0-8 --prompts mine.jsonl
-  specnb report data/sweep-smollm2-lookup-cpu.json"""
+  specnb report data/sweep-smollm2-cpu.json"""
+
+
+PAIR, SHIPPED_DRAFT = "smollm2", "smollm2-draft"
 
 
 def main(argv=None):
@@ -73,7 +76,7 @@ def _parser():
 
 def _add_sweep(sweep):
     _add_pair(sweep)
-    sweep.add_argument("--gammas", type=_gammas, default="0-8", help="such as 0-8 or 1,2,4 (default 0-8)")
+    sweep.add_argument("--gammas", type=_gammas, default="0-4,6,8", help="such as 0-8 or 1,2,4 (default 0-4,6,8)")
     sweep.add_argument("--temperatures", type=_floats, default="0,1", help="such as 0,1 (default)")
     sweep.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
     sweep.add_argument(
@@ -97,36 +100,53 @@ def _add_sweep(sweep):
 
 
 def _add_pair(parser):
-    parser.add_argument("--target", default="smollm2", help="smollm2 (default), a hub id or a local folder")
+    parser.add_argument("--target", default=PAIR, help="smollm2 (default), a hub id or a local folder")
     parser.add_argument(
         "--draft",
         action="append",
-        help="lookup (default), or a model with the target's vocabulary; in a sweep it may be given more than once",
+        help=f"lookup, {SHIPPED_DRAFT} (made for smollm2), the folder of a draft made by make draft, a model with the "
+        "target's vocabulary, or lookup+ before one of these; in a sweep it may be given more than once (default: "
+        f"{SHIPPED_DRAFT} for smollm2, in a sweep lookup too; lookup for other targets)",
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: cuda where there is one, else cpu)")
     parser.add_argument("--dtype", help="bfloat16, float16, float32 (default: bfloat16 where it is fast)")
 
 
-def _load(arguments):
-    """The target, and its drafters by name."""
-    from specnb.drafters import ModelDrafter, PromptLookup
+def _load(arguments, default):
+    """The target, and its drafters by name; `default` names those of the pair that ships with the project."""
     from specnb.models import CausalLM, load_pair
 
     options = {"device": arguments.device, "dtype": arguments.dtype}
-    if arguments.target == "smollm2":
-        target, default, _ = load_pair(**options)
+    if arguments.target == PAIR:
+        target, shipped, _ = load_pair(**options)
     else:
-        target, default = CausalLM.from_pretrained(arguments.target, **options), PromptLookup()
+        target, shipped, default = CausalLM.from_pretrained(arguments.target, **options), None, ["lookup"]
     if target.tokenizer is None:
         raise ValueError(f"{arguments.target} has no tokenizer; the command line needs one")
     drafters = {}
-    for name in arguments.draft or ["lookup"]:
-        if name == "lookup":
-            drafters[name] = default
-        else:
-            short = Path(name).name if Path(name).name not in drafters else name
-            drafters[short] = ModelDrafter(CausalLM.from_pretrained(name, **options))
+    for name in arguments.draft or default:
+        short = "+".join(Path(part).name for part in name.split("+"))
+        drafters[short if short not in drafters else name] = _drafter(name, target, shipped, options)
     return target, drafters
+
+
+def _drafter(name, target, shipped, options):
+    """`lookup`, the draft that ships, a model, or `lookup+` one of these: the second where the first has nothing."""
+    from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
+    from specnb.models import CausalLM
+    from specnb.pruned import is_draft, load_draft
+
+    if name == "lookup":
+        return PromptLookup()
+    if name.startswith("lookup+"):
+        # Subtle: with a model to fall back on, a match of one token is worth less than the model's own guess.
+        second = _drafter(name.removeprefix("lookup+"), target, shipped, options)
+        return FirstOf(PromptLookup(min_ngram=2), second)
+    if name == SHIPPED_DRAFT and shipped is not None:
+        return shipped
+    if is_draft(name):
+        return ModelDrafter(load_draft(name, target))
+    return ModelDrafter(CausalLM.from_pretrained(name, **options))
 
 
 def _fetch(arguments):
@@ -149,7 +169,7 @@ def _generate(arguments):
 
     console = Console(highlight=False)
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-    target, drafters = _load(arguments)
+    target, drafters = _load(arguments, [SHIPPED_DRAFT])
     prompt = Prompt("prompt", "own", [{"role": "user", "content": arguments.prompt}], None, 1, 1.0)
     generator = None if arguments.seed is None else torch.Generator().manual_seed(arguments.seed)
     done, printer = [], show.Printer(console, target.tokenizer)
@@ -182,7 +202,8 @@ def _sweep(arguments):
 
     own = arguments.prompts is not None
     prompts = load_prompts(arguments.prompts or DEFAULT_PROMPTS, arguments.limit or (None if own else 14))
-    names = (Path(name).name.lower() for name in (arguments.target, *(arguments.draft or ["lookup"])))
+    own_drafts = arguments.draft or ([] if arguments.target == PAIR else ["lookup"])
+    names = (Path(name).name.lower() for name in (arguments.target, *own_drafts))
     device = available_device(arguments.device)
     out = arguments.out or PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}.json"
     if out.exists() and not arguments.replace:
@@ -192,7 +213,7 @@ def _sweep(arguments):
             f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
             "or measure all the same with --force"
         )
-    target, drafters = _load(arguments)
+    target, drafters = _load(arguments, ["lookup", SHIPPED_DRAFT])
     result = sweep.run(
         target,
         drafters,

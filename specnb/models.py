@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from specnb.cache import Cache, refuse_unless_croppable
-from specnb.fetch import file_sha256, quiet
+from specnb.fetch import file_sha256, model_folder, quiet, weights_of
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
@@ -215,20 +215,28 @@ def default_dtype(device):
     return torch.bfloat16 if fast else torch.float32
 
 
-def load_pair(name="smollm2", *, device=None, dtype=None):
-    """The default target with its drafter: `(CausalLM, Drafter, tokenizer)`.
-
-    Until a trained draft ships with the repository the drafter is `PromptLookup`. Needs `specnb fetch` once.
-    """
-    from specnb.drafters import PromptLookup
-    from specnb.fetch import model_folder, weights_of
-
-    if name != "smollm2":
-        raise ValueError(f"unknown pair {name!r}; the pairs are: 'smollm2'. Load others with CausalLM.from_pretrained")
+def default_target(*, device=None, dtype=None):
+    """SmolLM2-135M-Instruct from the cache, its name saying which weights these are."""
     folder = model_folder()
     target = CausalLM.from_pretrained(folder, device=device, dtype=dtype)
     target.name = f"{folder.name} ({weights_of(folder)})"
-    return target, PromptLookup(), target.tokenizer
+    return target
+
+
+def load_pair(name="smollm2", *, device=None, dtype=None):
+    """The default target with the draft made for it: `(CausalLM, ModelDrafter, tokenizer)`.
+
+    The draft is kept in `data/smollm2-draft/` (see the card there) and shares the target's embedding. The target needs
+    `specnb fetch` once.
+    """
+    from specnb.drafters import ModelDrafter
+    from specnb.prompts import PROJECT
+    from specnb.pruned import load_draft
+
+    if name != "smollm2":
+        raise ValueError(f"unknown pair {name!r}; the pairs are: 'smollm2'. Load others with CausalLM.from_pretrained")
+    target = default_target(device=device, dtype=dtype)
+    return target, ModelDrafter(load_draft(PROJECT / "data" / "smollm2-draft", target)), target.tokenizer
 
 
 def check_same_vocabulary(target, draft):

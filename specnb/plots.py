@@ -4,6 +4,9 @@ It knows matplotlib and the project's colours. It does not know files or measuri
 which colour-blind eyes tell apart; each line also has its own marker.
 """
 
+import textwrap
+from typing import NamedTuple
+
 COLOURS = {
     "target": "#0072B2",
     "draft": "#E69F00",
@@ -13,31 +16,33 @@ COLOURS = {
     "plain": "#7F7F7F",
 }
 PHASE_COLOURS = {"draft": COLOURS["draft"], "verify": COLOURS["target"], "other": COLOURS["plain"]}
+SERIES_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 MARKERS = "os^Dvp*"
 
 
 def speedup(table, ax, predictions=None):
     """Speed-up against gamma with 95 % intervals; `predictions`, aligned with `table`, are drawn as lines."""
     ax.axhline(1, color=COLOURS["plain"], linewidth=1, linestyle=":", label="plain decoding")
-    for index, (colour, marker, name, arms) in enumerate(_series(table)):
+    for index, series in enumerate(_series(table)):
+        arms, style = series.arms, series.style
         ax.errorbar(
             arms.gamma + 0.08 * index,  # Side by side, so that intervals do not cover each other.
             arms.speedup,
             yerr=[arms.speedup - arms.low, arms.high - arms.speedup],
-            fmt=marker,
-            color=colour,
             capsize=3,
-            label=f"{name}, measured",
+            label=f"{series.name}, measured",
+            **{**style, "linestyle": "none"},
         )
         if predictions is not None:
-            ax.plot(arms.gamma, predictions[arms.index], color=colour, linewidth=1, label=f"{name}, cost model")
+            line = {**style, "marker": ""}
+            ax.plot(arms.gamma, predictions[arms.index], linewidth=1, label=f"{series.name}, cost model", **line)
     return _finish(ax, "speed-up over plain decoding")
 
 
 def tokens_per_round(table, ax):
     """Tokens emitted per round against gamma."""
-    for colour, marker, name, arms in _series(table):
-        ax.plot(arms.gamma, arms.tokens_per_round, marker=marker, color=colour, label=name)
+    for series in _series(table):
+        ax.plot(series.arms.gamma, series.arms.tokens_per_round, label=series.name, **series.style)
     return _finish(ax, "tokens per round")
 
 
@@ -52,28 +57,56 @@ def phases(table, ax):
 
 
 def sweep(table, predictions, title):
-    """The three pictures of a sweep side by side; returns the figure."""
+    """The pictures of a sweep: speed-up for each temperature, tokens and time per round; returns the figure."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 4.2), layout="constrained", facecolor="white")
-    left, middle, right = figure.subplots(1, 3)
-    speedup(table, left, predictions)
+    temperatures = sorted(table[table.gamma > 0].temperature.unique())
+    panels = len(temperatures) + 2
+    columns = 2 if panels == 4 else 3
+    lines = -(-panels // columns)
+    figure = Figure(figsize=(5.2 * columns, 0.4 + 3.8 * lines), layout="constrained", facecolor="white")
+    axes = figure.subplots(lines, columns, squeeze=False).flatten()
+    for ax in axes[panels:]:
+        ax.set_axis_off()
+    *first, middle, right = axes[:panels]
+    for temperature, ax in zip(temperatures, first, strict=True):
+        part = table[table.temperature == temperature]
+        speedup(part, ax, predictions[part.index])
+        ax.set_title(_at(temperature), fontsize=10)
     tokens_per_round(table, middle)
-    first = next(_series(table))  # Phases differ little between temperatures; one is shown.
-    phases(first[3], right)
-    right.set_title(first[2], fontsize=10)
-    figure.suptitle(title, fontsize=10)
+    # Phases differ little between temperatures: one series is shown, that whose drafts take longest.
+    shown = max(_series(table), key=lambda series: series.arms.draft_sec_per_round.max())
+    phases(shown.arms, right)
+    right.set_title(f"{shown.drafter}, {_at(shown.temperature)}", fontsize=10)
+    figure.suptitle(textwrap.fill(title, 30 * panels), fontsize=10)
     return figure
 
 
+class _Series(NamedTuple):
+    temperature: float
+    drafter: str
+    name: str  # shortest that tells it from the others
+    style: dict  # colour by drafter, marker and dashes by temperature
+    arms: object  # lines of the summary, the baseline among them
+
+
 def _series(table):
-    """(colour, marker, name, lines with the baseline) for each temperature and drafter."""
-    colours = [COLOURS["target"], COLOURS["recovered"], COLOURS["accepted"], COLOURS["bonus"], COLOURS["draft"]]
-    keys = [(t, d) for t, d in table[table.gamma > 0].groupby(["temperature", "drafter"]).groups]
-    for index, (temperature, drafter) in enumerate(keys):
+    keys = table[table.gamma > 0].groupby(["temperature", "drafter"]).groups
+    temperatures, drafters = (sorted({key[i] for key in keys}) for i in (0, 1))
+    for temperature, drafter in keys:
+        colour, which = drafters.index(drafter), temperatures.index(temperature)
+        style = {
+            "color": SERIES_COLOURS[colour % len(SERIES_COLOURS)],
+            "marker": MARKERS[(len(temperatures) * colour + which) % len(MARKERS)],
+            "linestyle": "-:"[which % 2],
+        }
+        name = drafter if len(temperatures) == 1 else f"{drafter}, {_at(temperature)}"
         arms = table[(table.temperature == temperature) & ((table.drafter == drafter) | (table.gamma == 0))]
-        name = f"{drafter}, {'greedy' if temperature == 0 else f'T={temperature:g}'}"
-        yield colours[index % len(colours)], MARKERS[index % len(MARKERS)], name, arms.sort_values("gamma")
+        yield _Series(temperature, drafter, name, style, arms.sort_values("gamma"))
+
+
+def _at(temperature):
+    return "greedy" if temperature == 0 else f"T={temperature:g}"
 
 
 def _finish(ax, ylabel):

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 
 import pytest
 import torch
@@ -12,19 +11,17 @@ from specnb.prompts import PROJECT
 from specnb.pruned import PrunedLM
 from tests.conftest import tiny_model
 
-SCRIPTS = PROJECT / "scripts"
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, PROJECT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def distill():
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        spec = importlib.util.spec_from_file_location("distill", SCRIPTS / "distill.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(SCRIPTS))
+    return script("distill")
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +121,21 @@ def test_training_changes_nothing_of_the_target(distill, target, text, tmp_path)
     assert all(torch.equal(before[name], tensor) for name, tensor in target.model.state_dict().items())
 
 
+def test_a_folder_holds_one_run_only(distill, target, text, tmp_path):
+    trained(distill, target, text, tmp_path)
+    with pytest.raises(ValueError, match="another tokens"):
+        trained(distill, target, text, tmp_path, steps=13)
+    distill.only_one_run(tmp_path / "text.json", {"seed": 0})
+    with pytest.raises(ValueError, match="seed"):
+        distill.synthesise("target", tmp_path, tokens=1, seed=1)
+
+
 def test_too_little_text_is_refused(distill, tmp_path):
     with pytest.raises(ValueError, match="synthesise first"):
         distill.load_text(tmp_path)
+
+
+def test_the_card_says_what_config_log_and_evaluation_say():
+    """The shipped card is written again from its files and must be the same: no number in it was typed."""
+    folder = PROJECT / "data" / "smollm2-draft"
+    assert script("draft_card").text(folder) == (folder / "README.md").read_text(encoding="utf-8")

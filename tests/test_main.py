@@ -4,6 +4,8 @@ import re
 import pytest
 
 from specnb.__main__ import main
+from specnb.models import CausalLM
+from specnb.pruned import PrunedLM, made_for, save_draft
 from tests.conftest import tiny_model
 from tests.test_models import WORDS, tokenizer_of
 
@@ -61,6 +63,17 @@ def test_generate_streams_text_and_prints_the_rounds(folders, capsys):
     assert "12 tokens in" in printed and "alpha_hat" in printed and "ms a token" in printed
     assert main([*arguments, "--gamma", "0", "--max-new-tokens", "2"]) == 0
     assert "nothing was drafted" in capsys.readouterr().out
+
+
+def test_a_pruned_draft_and_lookup_before_a_model_can_be_named(folders, capsys):
+    target = CausalLM.from_pretrained(folders / "target", device="cpu")
+    save_draft(PrunedLM(target, [1], range(0, 20, 2)), folders / "pruned", made_for(target))
+    arguments = sweep_arguments(folders, "--draft", str(folders / "pruned"), "--draft", f"lookup+{folders / 'pruned'}")
+    assert main(arguments) == 0
+    result = json.loads((folders / "data" / "r.json").read_text())
+    assert list(result["models"]["draft"]) == ["draft", "lookup", "pruned", "lookup+pruned"]
+    assert result["models"]["draft"]["pruned"]["num_output_ids"] == 10
+    assert {row["status"] for row in result["rows"]} == {"ok"}
 
 
 @pytest.mark.parametrize(
