@@ -250,15 +250,15 @@ def suite_draft():
     """
     target, shipped, tokenizer = load_pair()
     name = shipped.model.name
-    both = FirstOf(PromptLookup(min_ngram=2), shipped)
+    both = FirstOf(PromptLookup(min_ngram=2), shipped, caps=(None, 2))
     result = sweep.run(
         target,
         {"lookup": PromptLookup(), name: shipped, f"lookup+{name}": both},
         load_prompts(),
         out=PROJECT / "data" / "sweep-smollm2-cpu-long.json",
-        gammas=[2, 3, 4, 8],
+        gammas=[1, 2, 8],
         temperatures=[0, 1],
-        max_new_tokens=40,
+        max_new_tokens=32,
         command="python scripts/bench.py draft",
         track=lambda steps: track(steps, description="measuring", update_period=1),
     )
@@ -271,7 +271,7 @@ def suite_draft():
     drafted = rows[(rows.drafter == name) & (rows.temperature == 0)]
     plain = rows[(rows.gamma == 0) & (rows.temperature == 0)]
     step = plain.decode_sec.sum() / plain.num_later_rounds.sum()
-    ratios = drafted[drafted.gamma == 4].pipe(lambda part: part.draft_sec / part.num_drafted / step)
+    ratios = drafted[drafted.gamma == 8].pipe(lambda part: part.draft_sec / part.num_drafted / step)
     lines.append(row(f"{name}: cost_ratio, a draft step with its prefill over a plain step", interval(ratios, np.mean)))
     return lines + open_chat_alpha(target, shipped, tokenizer)
 

@@ -105,7 +105,8 @@ def _add_pair(parser):
         "--draft",
         action="append",
         help=f"lookup, {SHIPPED_DRAFT} (made for smollm2), the folder of a draft made by make draft, a model with the "
-        "target's vocabulary, or lookup+ before one of these; in a sweep it may be given more than once (default: "
+        "target's vocabulary, or lookup+ before one of these, which then drafts at most 2 tokens, where nothing can be "
+        "copied; in a sweep it may be given more than once (default: "
         f"{SHIPPED_DRAFT} for smollm2, in a sweep lookup too; lookup for other targets)",
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: cuda where there is one, else cpu)")
@@ -139,9 +140,10 @@ def _drafter(name, target, shipped, options):
     if name == "lookup":
         return PromptLookup()
     if name.startswith("lookup+"):
-        # Subtle: with a model to fall back on, a match of one token is worth less than the model's own guess.
+        # With a model to fall back on, a match of one token is worth less than the model's own guess; and copying is
+        # cheap, so it may draft gamma tokens where the model drafts two.
         second = _drafter(name.removeprefix("lookup+"), target, shipped, options)
-        return FirstOf(PromptLookup(min_ngram=2), second)
+        return FirstOf(PromptLookup(min_ngram=2), second, caps=(None, 2))
     if name == SHIPPED_DRAFT and shipped is not None:
         return shipped
     if is_draft(name):

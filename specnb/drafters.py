@@ -152,16 +152,25 @@ class FirstOf(Drafter):
     Exact, because the choice is made from the prefix alone and the block comes with its own drafter's probabilities.
     A drafter that is passed over reads what was committed meanwhile when its turn comes.
 
+    Parameters
+    ----------
+    *drafters : Drafter
+    caps : sequence of int or None, optional
+        Longest block of each drafter, on top of the run's gamma: what is cheap to draft may draft more.
+
     Examples
     --------
-    >>> FirstOf(PromptLookup(3, min_ngram=2), PromptLookup(1)).describe()["id"]
-    'FirstOf'
+    >>> FirstOf(PromptLookup(3, min_ngram=2), PromptLookup(1), caps=(None, 2)).describe()["caps"]
+    [None, 2]
     """
 
-    def __init__(self, *drafters):
-        if not drafters:
-            raise ValueError("FirstOf needs at least one drafter")
-        self.drafters = drafters
+    def __init__(self, *drafters, caps=None):
+        self.drafters, self.caps = drafters, tuple(caps or [None] * len(drafters))
+        if not drafters or len(self.caps) != len(drafters) or any(cap is not None and cap < 1 for cap in self.caps):
+            raise ValueError(
+                f"FirstOf needs at least one drafter and a cap of at least 1, or None, for each; got {len(drafters)} "
+                f"drafters with caps {list(self.caps)}"
+            )
 
     @property
     def context_length(self):
@@ -173,8 +182,8 @@ class FirstOf(Drafter):
             drafter.reset(target)
 
     def propose(self, prefix_ids, gamma, sampling, draw, target):
-        for drafter in self.drafters:
-            ids, probs = drafter.propose(prefix_ids, gamma, sampling, draw, target)
+        for drafter, cap in zip(self.drafters, self.caps, strict=True):
+            ids, probs = drafter.propose(prefix_ids, min(gamma, cap or gamma), sampling, draw, target)
             if ids.shape[-1]:
                 break
         return ids, probs
@@ -184,4 +193,4 @@ class FirstOf(Drafter):
             drafter.rollback(length)
 
     def describe(self):
-        return {"id": "FirstOf", "drafters": [drafter.describe() for drafter in self.drafters]}
+        return {"id": "FirstOf", "drafters": [d.describe() for d in self.drafters], "caps": list(self.caps)}

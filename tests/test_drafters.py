@@ -164,8 +164,13 @@ def test_the_first_of_several_drafters_that_proposes_anything_drafts_the_block(t
     alone, alone_probs = ModelDrafter(tiny(seed=5)).propose([4, 5, 6, 7], 3, Sampling(), uniforms(0.3), target)
     assert torch.equal(ids, alone) and torch.equal(probs, alone_probs)
     assert both.context_length == 128 and len(both.describe()["drafters"]) == 2
-    with pytest.raises(ValueError, match="at least one"):
-        FirstOf()
+    capped = FirstOf(PromptLookup(2, min_ngram=2), ModelDrafter(tiny(seed=5)), caps=(None, 1))
+    capped.reset(target)
+    assert capped.propose([4, 5, 6, 4, 5], 3, Sampling(), uniforms(0.3), target)[0].shape == (1, 3)
+    assert capped.propose([4, 5, 6, 7], 3, Sampling(), uniforms(0.3), target)[0].tolist() == alone[:, :1].tolist()
+    for drafters, caps in (((), None), ((both,), (0,)), ((both,), (1, 2))):
+        with pytest.raises(ValueError, match="at least one"):
+            FirstOf(*drafters, caps=caps)
 
 
 def test_a_drafter_that_was_passed_over_catches_up(tiny):
