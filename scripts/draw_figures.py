@@ -1,7 +1,9 @@
-"""Draw every figure in figures/ again from the result file of the same name in data/."""
+"""Draw every figure in figures/ again: a sweep's from the result file of its name, a draft's curve from its log."""
 
 import sys
 from pathlib import Path
+
+import draft_card
 
 from specnb.__main__ import main
 
@@ -12,3 +14,6 @@ for result in sorted((ROOT / "data").glob("sweep-*.json")):
     status = main(["report", str(result), "--figure", str(ROOT / "figures" / f"{result.stem}.png")])
     if status:
         sys.exit(status)
+for draft in sorted((ROOT / "data").glob("*-draft")):
+    print(draft.name, flush=True)
+    draft_card.write(draft)

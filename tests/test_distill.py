@@ -10,6 +10,7 @@ from specnb.models import CausalLM
 from specnb.prompts import PROJECT
 from specnb.pruned import PrunedLM
 from tests.conftest import tiny_model
+from tests.test_project import assert_same_picture
 
 
 def script(name):
@@ -139,3 +140,9 @@ def test_the_card_says_what_config_log_and_evaluation_say():
     """The shipped card is written again from its files and must be the same: no number in it was typed."""
     folder = PROJECT / "data" / "smollm2-draft"
     assert script("draft_card").text(folder) == (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_curve_of_the_training_is_current(tmp_path):
+    again = tmp_path / "again.png"
+    script("draft_card").figure(PROJECT / "data" / "smollm2-draft").savefig(again, dpi=110)
+    assert_same_picture(PROJECT / "figures" / "smollm2-draft-training.png", again)
