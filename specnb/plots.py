@@ -21,7 +21,7 @@ MARKERS = "os^Dvp*"
 
 
 def speedup(table, ax, predictions=None):
-    """Speed-up against gamma with 95 % intervals; `predictions`, aligned with `table`, are drawn as lines."""
+    """Speed-up against gamma with 95 % intervals; `predictions`, aligned with `table`, are drawn as thin lines."""
     ax.axhline(1, color=COLOURS["plain"], linewidth=1, linestyle=":", label="plain decoding")
     for index, series in enumerate(_series(table)):
         arms, style = series.arms, series.style
@@ -30,12 +30,12 @@ def speedup(table, ax, predictions=None):
             arms.speedup,
             yerr=[arms.speedup - arms.low, arms.high - arms.speedup],
             capsize=3,
-            label=f"{series.name}, measured",
+            label=series.name,
             **{**style, "linestyle": "none"},
         )
         if predictions is not None:
             line = {**style, "marker": ""}
-            ax.plot(arms.gamma, predictions[arms.index], linewidth=1, label=f"{series.name}, cost model", **line)
+            ax.plot(arms.gamma, predictions[arms.index], linewidth=1, label="" if index else "lines: cost model", **line)
     return _finish(ax, "speed-up over plain decoding")
 
 
@@ -115,5 +115,5 @@ def _finish(ax, ylabel):
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.spines[["top", "right"]].set_visible(False)
     ax.set_ylim(top=ax.get_ylim()[1] + 0.3 * (ax.get_ylim()[1] - ax.get_ylim()[0]))  # room for the legend
-    ax.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
+    ax.legend(frameon=False, fontsize=7, loc="upper left", ncols=2)
     return ax
