@@ -35,7 +35,8 @@ def speedup(table, ax, predictions=None):
         )
         if predictions is not None:
             line = {**style, "marker": ""}
-            ax.plot(arms.gamma, predictions[arms.index], linewidth=1, label="" if index else "lines: cost model", **line)
+            label = "" if index else "lines: cost model"
+            ax.plot(arms.gamma, predictions[arms.index], linewidth=1, label=label, **line)
     return _finish(ax, "speed-up over plain decoding")
 
 
