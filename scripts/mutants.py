@@ -145,8 +145,8 @@ MUTANTS = [
         "last of several maxima wins",
         "ohdearquant/lattice #280",
         "probs.py",
-        "first = scores.argmax(-1, keepdim=True)",
-        "first = scores.shape[-1] - 1 - scores.flip(-1).argmax(-1, keepdim=True)",
+        "first = first_maximum(scores)[:, None]",
+        "first = (scores.shape[-1] - 1 - scores.flip(-1).argmax(-1))[:, None]",
     ),
     (
         "every logit computed in the prefill",

@@ -1,7 +1,7 @@
 """A gallery of wrong samplers, and of some that look wrong and are not.
 
 Each is a rule of `specnb.exact` with one part replaced, so its law can be computed to the last fraction; each names
-the public bug it mirrors and the cheapest test that exposes it. It knows rows of fractions. It does not know torch or
+the fault it mirrors and the cheapest test that exposes it. It knows rows of fractions. It does not know torch or
 sampling. A test of exactness is worth something if it rejects the wrong ones and passes the innocents.
 """
 
@@ -188,7 +188,7 @@ ROGUES = (
     Rogue("top-p draft, raw probabilities", "the mirror image of an innocent", _raw_acceptance(top_p), "first token"),
     Rogue(
         "low-confidence draft discarded after it was sampled",
-        "dynamic draft length that drops the token it judged",
+        "drafting stopped by confidence, the token dropped; no public thread known",
         rule_of(cut=_drop_low_confidence),
         "first token",
     ),
@@ -198,9 +198,25 @@ ROGUES = (
         rule_of(survival=lambda passes: list(accumulate(passes, min, initial=Fraction(1)))),
         "round",
     ),
-    Rogue("bonus from an earlier row", "gpt-fast forks", rule_of(extra=_bonus_of_an_earlier_row), "round"),
-    Rogue("residual of the first position", "EAGLE #20", rule_of(extra=_residual_of_the_first), "round"),
-    Rogue("processors at the first position only", "vllm #9834", _first_row_only(exact.TOKEN_RULE), "round", top_p),
+    Rogue(
+        "bonus from an earlier row",
+        "an index off by one; no public thread known",
+        rule_of(extra=_bonus_of_an_earlier_row),
+        "round",
+    ),
+    Rogue(
+        "residual of the first position",
+        "recovery from the wrong row, romsto 53922df",
+        rule_of(extra=_residual_of_the_first),
+        "round",
+    ),
+    Rogue(
+        "processors at the first position only",
+        "target scored with default sampling, as in vllm #9834",
+        _first_row_only(exact.TOKEN_RULE),
+        "round",
+        top_p,
+    ),
     Rogue("bonus emitted but not committed", "gpt-fast, vllm PR #9730", rule_of(seen=_bonus_not_committed), "sequence"),
     Rogue(
         "target cache off by one after a rejection",
@@ -211,7 +227,7 @@ ROGUES = (
 )
 
 INNOCENTS = (
-    Rogue("no bonus token", "transformers before 4.38", rule_of(extra=_no_bonus), None),
+    Rogue("no bonus token", "-", rule_of(extra=_no_bonus), None),
     Rogue("top-p on the target only", "-", _processed(exact.TOKEN_RULE, top_p), None, top_p),
     Rogue(
         "accept with the target's probability, else the target without it",
