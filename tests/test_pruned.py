@@ -9,7 +9,7 @@ from specnb.drafters import ModelDrafter
 from specnb.gof import chi_square
 from specnb.models import CausalLM
 from specnb.probs import Sampling
-from specnb.prompts import PROJECT
+from specnb.prompts import PROJECT, load_prompts
 from specnb.pruned import PrunedLM, load_draft, made_for, save_draft
 from specnb.sampler import autoregressive, speculative
 from tests.conftest import seeded, tiny_model
@@ -149,8 +149,6 @@ def test_the_shipped_draft_fits_its_target(smollm2):
     assert draft.model.get_input_embeddings() is target.model.get_input_embeddings()
     assert draft.tokenizer is tokenizer and draft.vocab_size == target.vocab_size == 49152
     assert (PROJECT / "data" / "smollm2-draft" / "draft.safetensors").stat().st_size < 25_000_000
-    prompt = tokenizer("Once upon a time", return_tensors=None)["input_ids"]
-    generation = speculative(
-        target, drafter, prompt, gamma=3, max_new_tokens=24, sampling=Sampling(temperature=0), generator=seeded()
-    )
-    assert generation.trace.alpha_hat > 0.2
+    prompt = next(prompt for prompt in load_prompts() if prompt.kind == "open_chat").encode(tokenizer)
+    generation = speculative(target, drafter, prompt, gamma=3, max_new_tokens=32, sampling=Sampling(temperature=0))
+    assert generation.trace.alpha_hat > 0.3  # an untrained pair of layers reaches 0.0 (notebook 13)
