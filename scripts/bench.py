@@ -277,46 +277,40 @@ def suite_draft():
 
 
 def chosen_and_quoted(choosing, quoting, title, bar):
-    """Rows of the table for one temperature: the geometric mean over kinds, then every kind with its chosen arm."""
-    quoted, lines = {}, []
-    gammas = {}
-    for drafter, part in choosing[choosing.gamma > 0].groupby("drafter"):  # gamma over all kinds, drafter by kind
-        gammas[drafter] = max(
-            part.gamma.unique(), key=lambda gamma: geometric_mean(by_kind(choosing, drafter, gamma))[0]
+    """Rows of the table for one temperature: the geometric mean over kinds, each kind's chosen arm, arms used for all.
+
+    Chosen on `choosing`: gamma for each drafter over all kinds, then the drafter for each kind.
+    """
+    first, second = (
+        {kind: verdict.speedups(part) for kind, part in rows.groupby("kind")} for rows in (choosing, quoting)
+    )
+    drafted = [arm for arm in next(iter(first.values())) if arm != verdict.PLAIN]
+    ranked = sorted(drafted, key=lambda arm: over_kinds(first, arm)[0])
+    arms = {arm[0]: arm for arm in ranked}  # The last of each drafter is its fastest.
+    lines, quoted = [], []
+    for kind, measured in first.items():
+        drafter, gamma = max(arms.values(), key=lambda arm, measured=measured: measured[arm][0])
+        quoted.append(second[kind][drafter, gamma])
+        lines.append(row(f"{title}, {kind}: {drafter} gamma {gamma}", ends(quoted[-1])))
+    for drafter, gamma in arms.values():
+        lines.append(
+            row(f"{title}, {drafter} gamma {gamma} for every kind", ends(over_kinds(second, (drafter, gamma))))
         )
-    for kind, part in choosing.groupby("kind"):
-        drafter = max(gammas, key=lambda name: speedups(part, name, gammas[name])[0])
-        measured = speedups(quoting[quoting.kind == kind], drafter, gammas[drafter])
-        quoted[kind] = measured
-        low, high = np.percentile(measured[1:], [2.5, 97.5])
-        lines.append(row(f"{title}, {kind}: {drafter} gamma {gammas[drafter]}", (measured[0], low, high)))
-    mean = geometric_mean(quoted)
-    low, high = np.percentile(mean[1:], [2.5, 97.5])
     what = f"{title}, geometric mean over {len(quoted)} kinds: tokens/s over plain decoding"
-    only = {drafter: geometric_mean(by_kind(quoting, drafter, gamma)) for drafter, gamma in gammas.items()}
-    for drafter, values in only.items():
-        ends = np.percentile(values[1:], [2.5, 97.5])
-        lines.append(row(f"{title}, {drafter} gamma {gammas[drafter]} for every kind", (values[0], *ends)))
-    return [row(what, (mean[0], low, high), bar), *lines]
+    return [row(what, ends(geometric_mean(quoted)), bar), *lines]
 
 
-def by_kind(rows, drafter, gamma):
-    return {kind: speedups(part, drafter, gamma) for kind, part in rows.groupby("kind")}
+def over_kinds(by_kind, arm):
+    return geometric_mean([measured[arm] for measured in by_kind.values()])
+
+
+def ends(resampled):
+    """(value, low, high) of an array whose first entry is as measured and whose others are over resampled prompts."""
+    return resampled[0], *np.percentile(resampled[1:], [2.5, 97.5])
 
 
 def geometric_mean(measured):
-    return np.exp(np.mean([np.log(values) for values in measured.values()], 0))
-
-
-def speedups(rows, drafter, gamma, resamples=4000):
-    """Tokens per second over plain decoding, prefill included: as measured, then over resampled prompts."""
-    arms = [rows[(rows.drafter == d) & (rows.gamma == g)] for d, g in (verdict.PLAIN, (drafter, gamma))]
-    plain, arm = (part.groupby("prompt_id")[["total_sec", "num_tokens"]].sum().to_numpy() for part in arms)
-    measured = np.arange(len(plain))
-    chosen = np.random.default_rng(0).integers(len(plain), size=(resamples, len(plain)))
-    chosen = np.vstack([measured, chosen])  # (1 + resamples, prompts)
-    (plain_sec, plain_tokens), (sec, tokens) = (part[chosen].sum(1).T for part in (plain, arm))
-    return (tokens / sec) / (plain_tokens / plain_sec)
+    return np.exp(np.mean(np.log(measured), 0))
 
 
 def open_chat_alpha(target, drafter, tokenizer, gamma=4, tokens=96, seeds=4):

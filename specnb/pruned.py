@@ -167,6 +167,7 @@ def _assemble(model, kept_layers, output_ids):
     """A model of the same class with copies of the kept layers, the embedding itself and a part of the head."""
     config = copy.deepcopy(model.config)
     config.num_hidden_layers, config.tie_word_embeddings = len(kept_layers), False
+    config._name_or_path = ""  # It came from no folder of its own.
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in kept_layers]
     with torch.device("meta"):

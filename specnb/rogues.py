@@ -141,11 +141,6 @@ def _processed(rule, process):
     return lambda target, draft, gamma, before: rule(lambda prefix: process(target(prefix)), draft, gamma, before)
 
 
-def _raw_acceptance(drawn):
-    """Ids from `drawn(row)`, tested as if they came from the row itself."""
-    return rule_of(drawn=drawn)
-
-
 ROGUES = (
     Rogue(
         "recovered from the target",
@@ -175,17 +170,17 @@ ROGUES = (
     Rogue(
         "argmax draft, softmax probabilities",
         "transformers #32867, jaymody #3",
-        _raw_acceptance(one_hot),
+        rule_of(drawn=one_hot),
         "first token",
     ),
-    Rogue("top-k draft, raw probabilities", "transformers #47932", _raw_acceptance(top_k), "first token"),
+    Rogue("top-k draft, raw probabilities", "transformers #47932", rule_of(drawn=top_k), "first token"),
     Rogue(
         "lenience 1/2",
         "Leviathan et al. 2023, A.5: lossy by design",
         rule_of(accept=lambda target_row, draft_row, x: min(Fraction(1), target_row[x] / (HALF * draft_row[x]))),
         "first token",
     ),
-    Rogue("top-p draft, raw probabilities", "the mirror image of an innocent", _raw_acceptance(top_p), "first token"),
+    Rogue("top-p draft, raw probabilities", "the mirror image of an innocent", rule_of(drawn=top_p), "first token"),
     Rogue(
         "low-confidence draft discarded after it was sampled",
         "drafting stopped by confidence, the token dropped; no public thread known",

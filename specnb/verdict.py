@@ -87,9 +87,9 @@ def summary(rows):
     """
     lines = []
     for temperature, part in rows.groupby("temperature"):
-        speedups = _speedups(part)
+        by_arm = speedups(part)
         for arm, group in part.groupby(["drafter", "gamma"]):
-            lines.append({"temperature": temperature, **_line(arm, group, speedups[arm])})
+            lines.append({"temperature": temperature, **_line(arm, group, by_arm[arm])})
     table = pd.DataFrame(lines)
     for _, part in table.groupby("temperature"):
         plain = part[part.gamma == 0].iloc[0]
@@ -100,10 +100,10 @@ def summary(rows):
     return table.sort_values(["temperature", "drafter", "gamma"], ignore_index=True)
 
 
-def _line(arm, group, speedups):
+def _line(arm, group, ratios):
     total = {name: (group[name] * group.weight).sum() for name in (*COUNTS, *SECONDS)}
     several = group.prompt_id.nunique() > 1  # Resampling a single prompt says nothing about others.
-    low, high = np.nanpercentile(speedups[1:], [2.5, 97.5]) if several else (np.nan, np.nan)
+    low, high = np.nanpercentile(ratios[1:], [2.5, 97.5]) if several else (np.nan, np.nan)
     return {
         "drafter": arm[0],
         "gamma": arm[1],
@@ -111,7 +111,7 @@ def _line(arm, group, speedups):
         "weight": group.weight.sum(),
         **{name: total[name] for name in COUNTS},
         "sec_per_token": total["total_sec"] / total["num_tokens"],
-        "speedup": speedups[0],
+        "speedup": ratios[0],
         "low": low,
         "high": high,
         "tokens_per_round": total["num_tokens"] / total["num_rounds"],
@@ -129,7 +129,7 @@ def _ratio(part, whole):
     return part / whole if whole else np.nan
 
 
-def _speedups(part):
+def speedups(part):
     """{(drafter, gamma): speed-ups}, the first as measured, the others over resampled prompts.
 
     The resamples are the same for every arm, so that arms can be compared in pairs.
@@ -150,12 +150,12 @@ def _speedups(part):
             (tokens[arm] * used).to_numpy()[chosen], 1
         )
 
-    speedups = {}
+    by_arm = {}
     for arm in sec.columns:
         # A prompt that ran out of memory in one arm is left out of both sides of that arm's ratio.
         used = (sec[arm] + sec[PLAIN]).notna().replace(False, np.nan).astype(float)
-        speedups[arm] = sec_per_token(PLAIN, used) / sec_per_token(arm, used)
-    return speedups
+        by_arm[arm] = sec_per_token(PLAIN, used) / sec_per_token(arm, used)
+    return by_arm
 
 
 @dataclass(frozen=True)
@@ -206,11 +206,11 @@ def decide(rows):
     for temperature, part in rows.groupby("temperature"):
         if not ((part.gamma == 0).any() and (part.gamma > 0).any()):
             continue
-        arms, speedups = summary(part), _speedups(part)
+        arms, by_arm = summary(part), speedups(part)
         best = arms.loc[arms[arms.gamma > 0].speedup.idxmax()]
         tied = []
         for _, arm in arms.drop(best.name).iterrows():
-            ratios = speedups[arm.drafter, arm.gamma][1:] / speedups[best.drafter, best.gamma][1:]
+            ratios = by_arm[arm.drafter, arm.gamma][1:] / by_arm[best.drafter, best.gamma][1:]
             low, high = np.nanpercentile(ratios, [2.5, 97.5])
             if low <= 1 <= high:
                 tied.append(arm)

@@ -146,6 +146,12 @@ def test_a_notebook_is_in_shape(path):
         assert heading in text, heading
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_code_cell_of_a_solution_is_short(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert cell.cell_type != "code" or len(cell.source.splitlines()) <= 15, cell.source
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "figures").glob("sweep-*.png")), ids=lambda path: path.stem)
 def test_a_figure_is_current(path, tmp_path, capsys):
     """Drawn again from the result file of its name, it is the same picture; `make figures` mends it."""
