@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 export JUPYTER_PREFER_ENV_PATH = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup sweep test test-oldest lint lab notebooks figures draft bench mutants clean
+.PHONY: help setup sweep test test-oldest lint lab notebooks figures draft bench exactness mutants clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -59,6 +59,9 @@ draft: setup  ## make a draft for SmolLM2, or another chat target: ARGS="--targe
 
 bench: setup  ## benchmarks: data/bench/, a table of ratios with intervals (nothing else may run)
 	$(BIN)/python scripts/bench.py $(ARGS)
+
+exactness: $(INSTALLED)  ## how good are the tests? 200 seeds of right and wrong samplers: data/exactness/
+	$(BIN)/python scripts/exactness.py $(ARGS)
 
 mutants: $(INSTALLED)  ## plant faults in a copy of the package and see which test notices: tests/MUTANTS.md
 	$(BIN)/python scripts/mutants.py

@@ -1,11 +1,13 @@
 """Goodness of fit: do sampled counts match a law?
 
 It knows counts and probabilities. It does not know torch, models or where the counts came from. The statistics are
-scipy's; what is added is what makes them safe here: totals that agree, small cells pooled and kept, an impossible
-token that fails at once, and "cannot test" instead of a verdict that means nothing. Read notebook 01 first.
+scipy's and statsmodels'; what is added is what makes them safe here: totals that agree, small cells pooled and kept,
+an impossible token that fails at once, and "cannot test" instead of a verdict that means nothing. Read notebook 04
+beside it, and `specnb.battery` next: many tests of one sampler at once.
 """
 
 import math
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +62,24 @@ def chi_square(counts, probs, *, min_expected=5, alpha=0.001):
     >>> chi_square([3, 0, 1], [0.5, 0.5, 0.0]).verdict  # token 2 is impossible
     'fail'
     """
+    return _fit(counts, probs, min_expected, alpha, "pearson")
+
+
+def g_test(counts, probs, *, min_expected=5, alpha=0.001):
+    """Likelihood-ratio test (G-test) of `counts` against the law `probs`; otherwise as `chi_square`.
+
+    Asymptotically the same test; the statistic is 2 sum counts log(counts / expected), so 2 n times the
+    Kullback-Leibler divergence of the observed frequencies from the law.
+
+    Examples
+    --------
+    >>> round(g_test([520, 290, 190], [0.5, 0.3, 0.2]).statistic, 3)
+    1.635
+    """
+    return _fit(counts, probs, min_expected, alpha, "log-likelihood")
+
+
+def _fit(counts, probs, min_expected, alpha, statistic):
     counts, probs = _counts("counts", counts), _law("probs", probs)
     if counts.shape != probs.shape:
         raise ValueError(f"counts has shape {counts.shape} and probs {probs.shape}; they must be the same")
@@ -71,9 +91,14 @@ def chi_square(counts, probs, *, min_expected=5, alpha=0.001):
         return GofResult(math.nan, 0, math.nan, n, num_pooled, "cannot test")
     from scipy import stats
 
-    statistic, p_value = stats.chisquare(observed, expected * (n / expected.sum()))
-    verdict = "pass" if p_value >= alpha else "fail"
-    return GofResult(float(statistic), len(observed) - 1, float(p_value), n, num_pooled, verdict)
+    found = stats.power_divergence(observed, expected * (n / expected.sum()), lambda_=statistic)
+    return result_of(found, len(observed) - 1, n, num_pooled, alpha)
+
+
+def result_of(found, dof, n, num_pooled, alpha):
+    """A `GofResult` from what a scipy test returned."""
+    verdict = "pass" if found.pvalue >= alpha else "fail"
+    return GofResult(float(found.statistic), int(dof), float(found.pvalue), n, num_pooled, verdict)
 
 
 def two_sample(counts_a, counts_b, *, alpha=0.001):
@@ -102,16 +127,15 @@ def two_sample(counts_a, counts_b, *, alpha=0.001):
         return GofResult(math.nan, 0, math.nan, n_a + n_b, num_pooled, "cannot test")
     from scipy import stats
 
-    result = stats.chi2_contingency(np.stack([pooled_a, pooled_b]), correction=False)
-    verdict = "pass" if result.pvalue >= alpha else "fail"
-    return GofResult(float(result.statistic), int(result.dof), float(result.pvalue), n_a + n_b, num_pooled, verdict)
+    found = stats.chi2_contingency(np.stack([pooled_a, pooled_b]), correction=False)
+    return result_of(found, found.dof, n_a + n_b, num_pooled, alpha)
 
 
 def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
     """Draws needed for `chi_square` at level `alpha` to reject with probability `power` if `alternative` is the law.
 
-    From the noncentral chi-square distribution with noncentrality n * sum((alternative - probs)^2 / probs) and no
-    pooling. An approximation: where n is small, compute the power by enumeration.
+    From the noncentral chi-square distribution, with the pooling `chi_square` would do. An approximation: `exact_power`
+    is the truth, and it differs where n is small.
 
     Raises
     ------
@@ -128,18 +152,17 @@ def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
     probs, alternative = _law("probs", probs), _law("alternative", alternative)
     if probs.shape != alternative.shape:
         raise ValueError(f"probs has shape {probs.shape} and alternative {alternative.shape}; they must be the same")
-    if not (0 < alpha < 1 and 0 < power < 1):
-        raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}")
+    _require_shares(alpha=alpha, power=power)
     possible = probs > 0
     impossible = alternative[~possible].sum()
-    dof = int(possible.sum()) - 1
-    critical = stats.chi2.isf(alpha, max(dof, 1))
-    per_draw = ((alternative - probs)[possible] ** 2 / probs[possible]).sum()
-    if per_draw < 1e-20:
+    if np.abs(alternative - probs).max() < 1e-12:
         raise ValueError("probs and alternative are the same law: no number of draws tells them apart")
 
     def rejects(n):
-        by_statistic = stats.ncx2.sf(critical, dof, n * per_draw) if dof else 0.0
+        drawn, expected, _ = _pool(n * alternative[possible], n * probs[possible], 5)
+        dof = len(drawn) - 1
+        critical, noncentrality = stats.chi2.isf(alpha, dof), ((drawn - expected) ** 2 / expected).sum()
+        by_statistic = stats.ncx2.sf(critical, dof, noncentrality) if dof else 0.0
         return max(by_statistic, 1 - (1 - impossible) ** n) >= power  # One draw of an impossible token is enough.
 
     low, high = 0, 1
@@ -151,21 +174,103 @@ def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
     return high
 
 
+def exact_power(probs, alternative, n, *, alpha=0.001):
+    """Probability that `chi_square` rejects `n` draws of `alternative`, summed over all outcomes.
+
+    Raises
+    ------
+    ValueError
+        Where there are more than ten million outcomes; `sample_size` is close there.
+
+    Examples
+    --------
+    >>> round(exact_power([0.5, 0.3, 0.2], [0.2, 0.3, 0.5], 56), 3)  # sample_size said 56 for a power of .99
+    0.985
+    """
+    from scipy import stats
+
+    probs, alternative = _law("probs", probs), _law("alternative", alternative)
+    possible = probs > 0
+    missing = alternative[~possible].sum()
+    drawn, expected, _ = _pool(alternative[possible], n * probs[possible], 5)
+    num_outcomes = math.comb(n + len(drawn) - 1, n)
+    if num_outcomes > 10_000_000:
+        raise ValueError(f"{n} draws over {len(drawn)} cells have {num_outcomes:.3g} outcomes; use sample_size there")
+    if len(drawn) < 2 or missing == 1:
+        return 1 - (1 - missing) ** n
+    bars = np.array(list(combinations(range(n + len(drawn) - 1), len(drawn) - 1)))
+    ends = np.column_stack([np.full(len(bars), -1), bars, np.full(len(bars), n + len(drawn) - 1)])
+    counts = np.diff(ends) - 1  # (outcomes, cells)
+    rejected = ((counts - expected) ** 2 / expected).sum(-1) > stats.chi2.isf(alpha, len(drawn) - 1)
+    passed = stats.multinomial.pmf(counts[~rejected], n, drawn / drawn.sum()).sum()
+    return float(1 - (1 - missing) ** n * passed)
+
+
+def draws_for_total_variation(total_variation, num_cells, *, alpha=0.001, power=0.99):
+    """Draws after which `chi_square` over `num_cells` rejects any law so far off, in the direction hardest to see.
+
+    The noncentrality is at least 4 n TV^2, with equality where the deviation is spread, in proportion, over cells that
+    hold half of the mass. Differences inside a pooled cell are invisible at any n.
+
+    Examples
+    --------
+    >>> draws_for_total_variation(0.05, 50)
+    7970
+    """
+    from statsmodels.stats.power import GofChisquarePower
+
+    _require_shares(total_variation=total_variation, alpha=alpha, power=power)
+    solve = GofChisquarePower().solve_power  # Its effect size is the square root of the noncentrality of one draw.
+    return math.ceil(solve(effect_size=2 * total_variation, n_bins=num_cells, alpha=alpha, power=power))
+
+
+def smallest_total_variation(n, num_cells, *, alpha=0.001, power=0.99):
+    """Total variation that `n` draws show with probability `power`, whatever its direction; infinite where none would.
+
+    The inverse of `draws_for_total_variation`: what a passed test has ruled out.
+
+    Examples
+    --------
+    >>> round(smallest_total_variation(7970, 50), 3)
+    0.05
+    """
+    from scipy import optimize
+    from statsmodels.stats.power import GofChisquarePower
+
+    _require_shares(alpha=alpha, power=power)
+    reached = GofChisquarePower().power
+    excess = lambda tv: reached(2 * tv, n, alpha, num_cells) - power  # noqa: E731
+    if num_cells < 2 or n < 1 or excess(1.0) < 0:
+        return math.inf
+    return float(optimize.brentq(excess, 0.0, 1.0))
+
+
+def _require_shares(**shares):
+    for name, value in shares.items():
+        if not 0 < value < 1:
+            raise ValueError(f"{name} must lie between 0 and 1, got {value}")
+
+
 def _pool(counts, expected, min_expected):
     """Merge the cells of smallest expected count; returns counts, expected counts and how many cells were merged."""
-    order = np.argsort(expected, kind="stable")
-    sizes = expected[order]
-    num_pooled = int((sizes < min_expected).sum())
-    while 0 < num_pooled < len(sizes) and sizes[:num_pooled].sum() < min_expected:
-        num_pooled += 1
-    if num_pooled == 0:
+    merged = rare_cells(expected, min_expected)
+    if len(merged) == 0:
         return counts, expected, 0
-    merged, kept = order[:num_pooled], order[num_pooled:]
+    kept = np.delete(np.arange(len(expected)), merged)
     return (
         np.append(counts[kept], counts[merged].sum()),
         np.append(expected[kept], expected[merged].sum()),
-        num_pooled,
+        len(merged),
     )
+
+
+def rare_cells(sizes, minimum):
+    """Indices of the cells below `minimum`, and of as many of the next larger as it takes to reach it together."""
+    order = np.argsort(sizes, kind="stable")
+    num = int((sizes < minimum).sum())
+    while 0 < num < len(sizes) and sizes[order[:num]].sum() < minimum:
+        num += 1
+    return order[:num]
 
 
 def _counts(name, values):

@@ -88,3 +88,37 @@ def test_a_rule_made_of_a_wrong_part_has_another_law():
     assert exact.accepted_law(target_by_prefix, draft_by_prefix, 2, always) == [0, 0, 1]
     with pytest.raises(ValueError, match="unknown rule 'block'"):
         exact.round_law(target_by_prefix, draft_by_prefix, 2, "block")
+
+
+def scrambled(vocab, seed, zeros):
+    """A model whose rows depend on the whole prefix, with a token of probability 0 in every second row if `zeros`."""
+
+    def model(prefix):
+        state = seed
+        for token in prefix:
+            state = (state * 31 + 7 * token + 3) % 1009
+        weights = [1 + (state * (k + 2) + k * k) % 7 for k in range(vocab)]
+        weights[state % vocab] *= not (zeros and (state + len(prefix)) % 2)
+        return [F(weight, sum(weights)) for weight in weights]
+
+    return model
+
+
+@pytest.mark.parametrize("seed, zeros", [(1, False), (2, False), (5, True), (11, True), (17, True), (23, True)])
+@pytest.mark.parametrize("vocab, gamma", [(v, g) for v in (2, 3, 4) for g in (1, 2, 3, 4) if v**g <= 100])
+def test_laws_are_equal_as_fractions(vocab, gamma, seed, zeros):
+    target, draft = scrambled(vocab, seed, zeros), scrambled(vocab, seed + 100, zeros)
+    assert exact.round_law(target, draft, gamma) == exact.sequence_law(target, gamma + 1)
+    assert sum(exact.accepted_law(target, draft, gamma)) == 1
+
+
+@pytest.mark.parametrize("seed, zeros", [(1, False), (5, True)])
+def test_four_tokens_four_drafts(seed, zeros):
+    test_laws_are_equal_as_fractions(4, 4, seed, zeros)
+
+
+def test_six_tokens_of_repeated_rounds_of_four_drafts():
+    target, draft = scrambled(3, 5, True), scrambled(3, 9, True)
+    assert exact.generation_law(target, draft, 4, 6) == exact.sequence_law(target, 6)
+    wrong = exact.rule_of(accept=lambda target_row, draft_row, token: target_row[token])
+    assert exact.generation_law(target, draft, 4, 6, wrong) != exact.sequence_law(target, 6)

@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specnb.gof import chi_square, sample_size, two_sample
+from specnb.gof import (
+    chi_square,
+    draws_for_total_variation,
+    exact_power,
+    g_test,
+    sample_size,
+    smallest_total_variation,
+    two_sample,
+)
 
 LAW = [0.5, 0.3, 0.2]
 POWER_TABLE = [  # wrong rule's law on p=(.5,.3,.2), q=(.2,.3,.5) and the n to reject it, level .001, power .99
@@ -137,3 +145,76 @@ def test_two_samples_of_one_law_pass_and_of_two_laws_fail():
 
 def test_fractions_are_welcome():
     assert chi_square([60, 30, 10], [Fraction(6, 10), Fraction(3, 10), Fraction(1, 10)]).statistic == 0
+
+
+def test_the_g_statistic_is_twice_n_times_the_divergence():
+    counts = np.array([520, 290, 190])
+    result = g_test(counts, LAW)
+    assert result.statistic == pytest.approx(2 * (counts * np.log(counts / (1000 * np.array(LAW)))).sum())
+    assert result.p_value == pytest.approx(stats.chi2.sf(result.statistic, 2))
+    assert g_test([500, 300, 200], LAW).statistic == pytest.approx(0)
+    assert g_test([380, 380, 240], LAW).verdict == "fail"
+    assert g_test([1, 0, 1], [0.5, 0.5, 0.0]).verdict == "fail"
+    assert g_test([3], [1.0]).verdict == "cannot test"
+
+
+@pytest.mark.parametrize(
+    "alternative, n, power",
+    [
+        ([0.2, 0.3, 0.5], 56, 0.985),
+        ([0.3, 0.3, 0.4], 126, 0.982),
+        ([0.7, 0.3, 0.0], 56, 1.0),
+        ([0.81, 0.09, 0.1], 79, 0.992),
+        ([0.6, 0.0, 0.4], 33, 1.0),
+        ([0.5, 0.3, 0.2], 50, 0.001),
+    ],
+)
+def test_exact_powers_of_the_power_table(alternative, n, power):
+    assert exact_power(LAW, alternative, n) == pytest.approx(power, abs=0.0008)
+
+
+def test_the_exact_power_is_the_sum_over_all_outcomes():
+    probs, alternative, n = [0.7, 0.3, 0.0], [0.5, 0.45, 0.05], 20
+    total = sum(
+        stats.multinomial.pmf([i, j, n - i - j], n, alternative)
+        for i in range(n + 1)
+        for j in range(n + 1 - i)
+        if chi_square([i, j, n - i - j], probs, alpha=0.01).verdict == "fail"
+    )
+    assert exact_power(probs, alternative, n, alpha=0.01) == pytest.approx(total)
+
+
+def test_an_enumeration_too_long_says_what_to_use():
+    with pytest.raises(ValueError, match="use sample_size"):
+        exact_power([0.1] * 10, [0.1] * 10, 1000)
+
+
+@pytest.mark.parametrize("tv, cells, n", [(0.05, 50, 7970), (0.05, 2000, 36994)])
+def test_draws_for_a_total_variation_in_the_worst_direction(tv, cells, n):
+    assert draws_for_total_variation(tv, cells) == n
+    assert smallest_total_variation(n, cells) == pytest.approx(tv, rel=1e-4)
+
+
+def test_the_worst_direction_is_half_of_the_mass_and_every_other_is_easier():
+    # Four equal cells, TV .1: spread over half of the mass it takes the predicted n, on one cell fewer draws.
+    even, n = [0.25] * 4, draws_for_total_variation(0.1, 4)
+    assert abs(sample_size(even, [0.3, 0.3, 0.2, 0.2]) - n) <= 1
+    assert sample_size(even, [0.35, 0.65 / 3, 0.65 / 3, 0.65 / 3]) < 0.8 * n
+
+
+def test_no_total_variation_is_claimed_that_would_not_be_caught():
+    assert smallest_total_variation(3, 1000) == math.inf
+    assert smallest_total_variation(1000, 1) == math.inf
+    with pytest.raises(ValueError, match="total_variation must lie between 0 and 1, got 1.5"):
+        draws_for_total_variation(1.5, 10)
+
+
+def test_a_sample_size_counts_the_cells_that_are_pooled():
+    # 1,000 cells of which a law differs in the rare ones only: while they are pooled the difference is invisible.
+    probs = np.r_[0.9, np.full(1000, 0.0001)]
+    alternative = np.r_[0.9, np.repeat([0.00015, 0.00005], 500)]
+    n = sample_size(probs, alternative)
+    assert 0.0001 * n >= 5
+    rng = np.random.default_rng(0)
+    caught = sum(chi_square(rng.multinomial(n, alternative), probs).verdict == "fail" for _ in range(50))
+    assert caught >= 45, "power .99: fewer than 45 of 50 has odds below 1e-4"

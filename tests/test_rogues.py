@@ -8,7 +8,7 @@ import pytest
 
 from specnb import exact
 from specnb.gof import chi_square, sample_size
-from specnb.rogues import INNOCENTS, ROGUES, top_k, top_p
+from specnb.rogues import INNOCENTS, ROGUES, example_draft, example_target, top_k, top_p
 
 TARGET, DRAFT = [Fraction(x, 10) for x in (5, 3, 2)], [Fraction(x, 10) for x in (2, 3, 5)]
 BY_NAME = {rogue.name: rogue for rogue in ROGUES}
@@ -24,17 +24,6 @@ FIRST_TOKEN = {
 }
 
 
-def target_by_prefix(prefix):
-    rows = [[5, 3, 2], [1, 6, 3], [4, 4, 2]]
-    row, turn = rows[prefix[-1]] if prefix else rows[0], len(prefix) % 2
-    return [Fraction(x, 10) for x in row[turn:] + row[:turn]]
-
-
-def draft_by_prefix(prefix):
-    rows = [[2, 3, 5], [3, 3, 4], [7, 2, 1]]
-    return [Fraction(x, 10) for x in (rows[prefix[-1]] if prefix else rows[0])]
-
-
 def first_token(law):
     first = {}
     for tokens, mass in law.items():
@@ -45,9 +34,9 @@ def first_token(law):
 def laws(rogue, level):
     """(law the sampler has, law it ought to have) as seen by a test of that level."""
     if level == "first token":
-        return first_token(rogue.law(target_by_prefix, draft_by_prefix, 2, 3)), rogue.right_law(target_by_prefix, 1)
+        return first_token(rogue.law(example_target, example_draft, 2, 3)), rogue.right_law(example_target, 1)
     length = 3 if level == "round" else 4
-    return rogue.law(target_by_prefix, draft_by_prefix, 2, length), rogue.right_law(target_by_prefix, length)
+    return rogue.law(example_target, example_draft, 2, length), rogue.right_law(example_target, length)
 
 
 @pytest.mark.parametrize("name", FIRST_TOKEN)
@@ -94,18 +83,18 @@ def test_counts_of_a_wrong_sampler_are_rejected(rogue):
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_an_innocent_is_lossless_to_the_last_fraction(innocent, gamma):
     assert innocent.lossless
-    assert innocent.law(target_by_prefix, draft_by_prefix, gamma, 5) == innocent.right_law(target_by_prefix, 5)
+    assert innocent.law(example_target, example_draft, gamma, 5) == innocent.right_law(example_target, 5)
 
 
 def test_what_innocents_cost():
     """Accepted drafts a round, of two: the right rule's, and those of samplers as exact as it."""
     costs = {
         rogue.name: sum(
-            n * mass for n, mass in enumerate(exact.accepted_law(target_by_prefix, draft_by_prefix, 2, rogue.rule))
+            n * mass for n, mass in enumerate(exact.accepted_law(example_target, example_draft, 2, rogue.rule))
         )
         for rogue in INNOCENTS
     }
-    right = sum(n * mass for n, mass in enumerate(exact.accepted_law(target_by_prefix, draft_by_prefix, 2)))
+    right = sum(n * mass for n, mass in enumerate(exact.accepted_law(example_target, example_draft, 2)))
     assert costs["no bonus token"] == right
     others = [cost for name, cost in costs.items() if name != "no bonus token"]
     assert all(0 < cost < right for cost in others)

@@ -1,0 +1,275 @@
+"""How good are the tests of exactness? Right samplers must pass them, every wrong one must fail: `make exactness`.
+
+Writes `data/exactness/exactness.json` and the table in `data/exactness/README.md`. Every number is counted over runs of
+a sampler; what an enumeration or an approximation predicts stands beside it.
+
+1. single tests  the eight wrong rules of the power table: rejections against the power computed by enumeration
+2. named tests   every wrong sampler at the n at which its named test has power .99999
+3. battery       the right sampler, three ways, and the innocents: how many of so many seeds pass
+4. speed         ten million draws of the rule, tested
+"""
+
+import argparse
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import track
+from scipy import stats
+
+from specnb import exact, sweep
+from specnb.battery import battery
+from specnb.drafters import ModelDrafter
+from specnb.gof import chi_square, exact_power, sample_size
+from specnb.models import TableModel
+from specnb.prompts import PROJECT
+from specnb.rogues import INNOCENTS, ROGUES, example_draft, example_target, sampler_of
+from specnb.rule import verify
+from specnb.sampler import speculative
+from specnb.timing import environment
+
+LEVEL, FAMILY_LEVEL, CERTAIN = 0.001, 0.001, 0.99999
+VOCAB, GAMMA = 3, 2
+LENGTH = {"first token": 1, "round": 3, "sequence": 4}  # Tokens that the named test looks at.
+BATTERY_DRAWS, LOOP_DRAWS = 5000, 400
+TARGET, DRAFT = (row(()) for row in (example_target, example_draft))  # The pair of the power table.
+PAIR = (example_target, example_draft)
+
+
+def cut(law, length):
+    """The law of the first `length` tokens."""
+    first = {}
+    for tokens, mass in law.items():
+        first[tokens[:length]] = first.get(tokens[:length], 0) + mass
+    return first
+
+
+def aligned(right, wrong):
+    """(sequences, right law, wrong law) over all sequences that either can emit, as floats."""
+    known = sorted({*right, *wrong})
+    return known, *([float(law.get(tokens, 0)) for tokens in known] for law in (right, wrong))
+
+
+def rejects(ids, known, probs):
+    index = {tokens: i for i, tokens in enumerate(known)}
+    rows, counts = np.unique(ids, axis=0, return_counts=True)
+    seen = np.zeros(len(known))
+    for row, count in zip(rows.tolist(), counts, strict=True):
+        seen[index[tuple(row)]] = count
+    return chi_square(seen, probs, alpha=LEVEL).verdict == "fail"
+
+
+def single_tests(seeds):
+    """The eight rules of the power table on its pair: first token, gamma 1, at the n of power .99."""
+    lines = []
+    for rogue in track(ROGUES[:8], description="single tests"):
+        law = cut(rogue.law(lambda _: TARGET, lambda _: DRAFT, 1, 2), 1)
+        known, probs, wrong = aligned({(x,): mass for x, mass in enumerate(TARGET)}, law)
+        n = sample_size(probs, wrong, alpha=LEVEL)
+        power = exact_power(probs, wrong, n, alpha=LEVEL)
+        draw = rogue.sampler(lambda _: TARGET, lambda _: DRAFT, 1, 2)
+        found = sum(rejects(draw(n, np.random.default_rng(seed))[0][:, :1], known, probs) for seed in range(seeds))
+        low, high = (int(x) for x in stats.binom.interval(0.999, seeds, power))
+        lines.append(
+            {"sampler": rogue.name, "n": n, "approximate_power": 0.99, "exact_power": power}
+            | {"rejected": found, "low": low, "high": high, "holds": low <= found <= high}
+        )
+    return lines
+
+
+def named_tests(seeds):
+    """Every wrong sampler against its named test, on the pair that depends on the prefix."""
+    lines = []
+    for rogue in track(ROGUES, description="named tests"):
+        length = LENGTH[rogue.exposed_by]
+        longest = max(length, GAMMA + 1)
+        wrong = cut(rogue.law(*PAIR, GAMMA, longest), length)
+        known, probs, wrong = aligned(rogue.right_law(example_target, length), wrong)
+        n = sample_size(probs, wrong, alpha=LEVEL, power=CERTAIN)
+        draw = rogue.sampler(*PAIR, GAMMA, longest)
+        found = sum(rejects(draw(n, np.random.default_rng(seed))[0][:, :length], known, probs) for seed in range(seeds))
+        distance = sum(abs(a - b) for a, b in zip(probs, wrong, strict=True)) / 2
+        lines.append(
+            {"sampler": rogue.name, "test": rogue.exposed_by, "total_variation": distance, "n": n, "rejected": found}
+            | {"holds": found == seeds}
+        )
+    return lines
+
+
+def by_verify():
+    """The package's rule on tensors, all runs at once: (n, rng) -> (ids, num_accepted), as `rogues.sampler_of`."""
+    length = LENGTH["sequence"]
+    tables = {}
+    for tokens in (t for size in range(length) for t in np.ndindex(*[VOCAB] * size)):
+        tables[tokens] = [torch.tensor([float(x) for x in row(tokens)], dtype=torch.float64) for row in PAIR]
+
+    def rows(which, prefixes):
+        return torch.stack([tables[tuple(prefix)][which] for prefix in prefixes])
+
+    def draw(n, rng):
+        ids, num_accepted = (np.full((n, length), -1) for _ in range(2))
+        done = np.zeros(n, dtype=int)
+        for turn in range(length):
+            for num_committed in range(turn, length):
+                runs = np.flatnonzero(done == num_committed)
+                block = min(GAMMA, length - num_committed - 1)
+                if len(runs) == 0:
+                    continue
+                prefixes, drafts, draft_rows = ids[runs, :num_committed], [], []
+                target_rows = [rows(0, prefixes)]
+                for _ in range(block):
+                    draft_rows.append(rows(1, prefixes))
+                    reached = torch.from_numpy(rng.random((len(runs), 1)))
+                    drafts.append((draft_rows[-1].cumsum(-1) <= reached).sum(-1))
+                    prefixes = np.column_stack([prefixes, drafts[-1]])
+                    target_rows.append(rows(0, prefixes))
+                verdict = verify(
+                    torch.stack(target_rows, 1),
+                    torch.stack(draft_rows, 1) if block else torch.empty(len(runs), 0, VOCAB, dtype=torch.float64),
+                    torch.stack(drafts, 1) if block else torch.empty(len(runs), 0, dtype=torch.long),
+                    torch.from_numpy(rng.random((len(runs), block + 1))),
+                )
+                num = verdict.num_accepted.numpy()
+                for position in range(block):
+                    kept = runs[num > position]
+                    ids[kept, num_committed + position] = drafts[position].numpy()[num > position]
+                ids[runs, num_committed + num] = verdict.next_id.numpy()
+                num_accepted[runs, turn] = num
+                done[runs] = -num_committed - num - 1  # Negative until the turn is over.
+            done = np.abs(done)
+        return ids, num_accepted
+
+    return draw
+
+
+def by_loop():
+    """`sampler.speculative` itself, one run after the other."""
+    length = LENGTH["sequence"]
+    target, draft = (TableModel(lambda prefix, row=row: row(prefix[1:]), VOCAB) for row in PAIR)
+    drafter = ModelDrafter(draft)
+
+    def draw(n, rng):
+        generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+        ids, num_accepted = (np.full((n, length), -1) for _ in range(2))
+        for run in range(n):
+            done = speculative(target, drafter, [0], gamma=GAMMA, max_new_tokens=length, generator=generator)
+            ids[run] = done.ids
+            counts = [r.num_accepted for r in done.trace.rounds]
+            num_accepted[run, : len(counts)] = counts
+        return ids, num_accepted
+
+    return draw
+
+
+def batteries(seeds):
+    """Right samplers and innocents through the whole battery."""
+    length, target = LENGTH["sequence"], example_target
+    right = exact.sequence_law(target, length)
+    accepted = exact.accepted_law(*PAIR, GAMMA)
+    arms = [
+        ("the rule, outcome by outcome", sampler_of(exact.TOKEN_RULE, *PAIR, GAMMA, length), right, accepted, None),
+        ("rule.verify", by_verify(), right, accepted, None),
+        ("sampler.speculative", by_loop(), right, accepted, LOOP_DRAWS),
+    ]
+    for innocent in INNOCENTS:
+        law = exact.accepted_law(innocent.target(target), example_draft, GAMMA, innocent.rule)
+        arms.append(
+            (innocent.name, innocent.sampler(*PAIR, GAMMA, length), innocent.right_law(target, length), law, None)
+        )
+    lines = []
+    for name, draw, law, accepted_law, n in arms:
+        n, verdicts = n or BATTERY_DRAWS, []
+        for seed in track(range(seeds), description=f"battery, {name[:30]}"):
+            rng = np.random.default_rng(seed)
+            found = battery(
+                lambda n, rng=rng, draw=draw: draw(n, rng), law, n=n, accepted_law=accepted_law, alpha=FAMILY_LEVEL
+            )
+            verdicts.append(found.verdict)
+        mean = float(sum(i * mass for i, mass in enumerate(accepted_law)))
+        lines.append(
+            {"sampler": name, "n": n, "tests": len(found.results), "passed": verdicts.count("pass")}
+            | {"cannot_test": verdicts.count("cannot test"), "accepted_per_round": mean}
+            | {"smallest_tv_first_token": float(found.table.smallest_tv[0])}
+            | {"smallest_tv_sequence": float(found.table.smallest_tv[length])}
+            | {"holds": verdicts.count("pass") >= 0.99 * seeds}
+        )
+    return lines
+
+
+def speed(num=10_000_000):
+    """Ten million one-step draws through `rule.verify`, and their test."""
+    target, draft = (torch.tensor([[float(x) for x in row]]) for row in (TARGET, DRAFT))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.multinomial(draft[0], num, replacement=True, generator=generator)[:, None]
+    uniforms = torch.rand(num, 2, dtype=torch.float64, generator=generator)
+    began = time.perf_counter()
+    verdict = verify(target.expand(num, 2, VOCAB), draft.expand(num, 1, VOCAB), ids, uniforms)
+    first = torch.where(verdict.num_accepted > 0, ids[:, 0], verdict.next_id)
+    result = chi_square(torch.bincount(first, minlength=VOCAB).numpy(), [float(x) for x in TARGET], alpha=LEVEL)
+    return {"draws": num, "seconds": time.perf_counter() - began, "p_value": result.p_value, "verdict": result.verdict}
+
+
+def markdown(result):
+    """The tables, from the result alone."""
+    seeds, where = result["settings"]["seeds"], result["environment"]["processor"]
+    parts = [
+        "# How good are the tests of exactness?\n",
+        "Written by `make exactness` from `exactness.json`; nothing is typed. "
+        f"{seeds} seeds each, level {LEVEL}, commit {result['commit'][:7]}, {where}, "
+        f"{result['seconds'] / 60:.0f} minutes.\n",
+    ]
+    for title, key in (
+        ("Single tests: rejections in their binomial 99.9 % interval around the exact power", "single_tests"),
+        (f"Named tests at the n of power {CERTAIN}: every seed rejected", "named_tests"),
+        ("The battery: what is lossless passes", "batteries"),
+    ):
+        lines = result[key]
+        parts.append(f"## {title}\n")
+        parts.append("| " + " | ".join(name.replace("_", " ") for name in lines[0]) + " |")
+        parts.append("|---" * len(lines[0]) + "|")
+        parts += ["| " + " | ".join(_cell(value) for value in line.values()) + " |" for line in lines]
+        parts.append("")
+    drawn = result["speed"]
+    parts.append(
+        f"{drawn['draws']:,} one-step draws through `rule.verify`, tested: {drawn['seconds']:.2f} s on {where}, "
+        f"p = {drawn['p_value']:.2f}.\n"
+    )
+    return "\n".join(parts)
+
+
+def _cell(value):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=200, help="(default 200)")
+    parser.add_argument("--out", type=Path, default=PROJECT / "data" / "exactness")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    result = {
+        "schema": "specnb-exactness/1",
+        "command": "python scripts/exactness.py",
+        **sweep.commit(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(),
+        "settings": {"seeds": arguments.seeds, "level": LEVEL, "family_level": FAMILY_LEVEL, "gamma": GAMMA},
+        "single_tests": single_tests(arguments.seeds),
+        "named_tests": named_tests(arguments.seeds),
+        "batteries": batteries(arguments.seeds),
+        "speed": speed(),
+    }
+    result["seconds"] = time.monotonic() - began
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "exactness.json").write_text(json.dumps(result, indent=1) + "\n")
+    (arguments.out / "README.md").write_text(markdown(result))
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    main()
