@@ -80,7 +80,10 @@ def test_no_function_has_a_parameter_called_p_or_q_or_fifty_lines():
 
 
 def test_the_package_stays_small():
-    """2,500 lines of code: docstrings, comments and blank lines are not counted, for they are what readers come for."""
+    """A limit to argue with: the spine has 2,500 lines of code, the audit of other engines some 450 more.
+
+    Docstrings, comments and blank lines are not counted, for they are what readers come for.
+    """
     count = 0
     for path in (ROOT / "specnb").glob("*.py"):
         source = path.read_text()
@@ -94,7 +97,7 @@ def test_the_package_stays_small():
                 documentation.update(range(node.lineno, node.end_lineno + 1))
         for number, line in enumerate(source.splitlines(), 1):
             count += bool(line.strip()) and not line.strip().startswith("#") and number not in documentation
-    assert count < 2500, count
+    assert count < 3100, count
 
 
 def test_imports_only_point_upward():
