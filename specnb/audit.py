@@ -59,7 +59,8 @@ class Report:
         if self.statistic is not None:
             lines += [f"n = {self.n}, statistic {self.statistic:.4g}, p = {self.p_value:.3g}, level {self.level:g}"]
         if self.smallest_tv is not None:
-            lines += [f"smallest total variation caught with 99 % power, worst direction: {self.smallest_tv:.3f}"]
+            caught = f"{self.smallest_tv:.3f}" if math.isfinite(self.smallest_tv) else "none, n is too small"
+            lines += [f"smallest total variation caught with 99 % power, worst direction: {caught}"]
         for name, values in (("settings", self.settings), ("versions", self.versions)):
             lines += [f"{name}: " + ", ".join(f"{key} {value}" for key, value in values.items())]
         return "\n".join(lines)

@@ -24,52 +24,65 @@ def add_audit(commands):
     )
     engines = parser.add_subparsers(required=True, metavar="ENGINE")
 
-    library = engines.add_parser("transformers", help="the installed generate(), on a tiny random model")
-    library.add_argument(
-        "--path", default="assistant", help="assistant (default), 'prompt lookup', 'early exit', plain"
-    )
-    library.add_argument("--calls", type=int, default=20_000, help="(default 20000)")
-    library.add_argument("--vocab", type=int, default=32, help="(default 32)")
-    library.add_argument("--length", type=int, default=2, help="tokens counted together (default 2)")
-    library.add_argument("--gamma", type=int, default=3, help="draft length (default 3)")
-    library.add_argument("--seed", type=int, default=0, help="(default 0)")
-    library.add_argument("--candidates", action="store_true", help="check the drafts' q instead of the law of the text")
-    library.set_defaults(run=_run, audit=_transformers)
+    _add_transformers(engines.add_parser("transformers", help="the installed generate(), on a tiny random model"))
+    _add_endpoint(engines.add_parser("endpoint", help="two OpenAI-compatible servers, speculation on and off"))
+    _add_greedy(engines.add_parser("greedy", help="ids of two greedy runs, from files"))
+    for engine in engines.choices.values():
+        engine.add_argument("--out", type=Path, help="write the report here too, as JSON")
 
-    server = engines.add_parser("endpoint", help="two OpenAI-compatible servers, speculation on and off")
-    server.add_argument("on", help="base URL of the server that speculates")
-    server.add_argument("off", help="base URL of the one that does not")
-    server.add_argument("--model", help="name sent to both, where they ask for one")
-    server.add_argument("--prompt", default="Once upon a time")
-    server.add_argument("--requests", type=int, default=1_000, help="to each server (default 1000)")
-    server.add_argument("--tokens", type=int, default=2, help="tokens counted together (default 2)")
-    server.add_argument("--temperature", type=float, default=1.0, help="(default 1)")
-    server.add_argument("--concurrency", type=int, default=4, help="requests at once (default 4)")
-    server.add_argument("--seconds", type=float, default=600, help="for everything (default 600)")
-    server.add_argument(
-        "--options", type=json.loads, default={}, help="""more fields as JSON, such as '{"top_k": 0}'"""
-    )
-    server.set_defaults(run=_run, audit=_endpoint)
 
-    greedy = engines.add_parser("greedy", help="ids of two greedy runs, from files")
-    greedy.add_argument("baseline", type=Path, help='JSON lines: lists of ids, or {"prompt_ids": [...], "ids": [...]}')
-    greedy.add_argument("candidate", type=Path, help="the same, in the same order")
-    greedy.add_argument(
+def _add_transformers(parser):
+    parser.add_argument("--path", default="assistant", help="assistant (default), 'prompt lookup', 'early exit', plain")
+    parser.add_argument("--calls", type=int, default=20_000, help="(default 20000)")
+    parser.add_argument("--vocab", type=int, default=32, help="(default 32)")
+    parser.add_argument("--length", type=int, default=2, help="tokens counted together (default 2)")
+    parser.add_argument("--gamma", type=int, default=3, help="draft length (default 3)")
+    parser.add_argument("--seed", type=int, default=0, help="(default 0)")
+    parser.add_argument("--candidates", action="store_true", help="check the drafts' q instead of the law of the text")
+    _add_level(parser)
+    parser.set_defaults(run=_run, audit=_transformers)
+
+
+def _add_endpoint(parser):
+    parser.add_argument("on", help="base URL of the server that speculates")
+    parser.add_argument("off", help="base URL of the one that does not")
+    parser.add_argument("--model", help="name sent to both, where they ask for one")
+    parser.add_argument("--prompt", default="Once upon a time", help="(default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=1_000, help="to each server (default 1000)")
+    parser.add_argument("--tokens", type=int, default=2, help="tokens counted together (default 2)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="(default 1)")
+    parser.add_argument("--concurrency", type=int, default=4, help="requests at once (default 4)")
+    parser.add_argument("--seconds", type=float, default=600, help="for everything (default 600)")
+    parser.add_argument(
+        "--options", type=json.loads, default={}, help="""more fields, as JSON, such as '{"top_k": 0}'"""
+    )
+    _add_level(parser)
+    parser.set_defaults(run=_run, audit=_endpoint)
+
+
+def _add_greedy(parser):
+    parser.add_argument("baseline", type=Path, help='JSON lines: lists of ids, or {"prompt_ids": [...], "ids": [...]}')
+    parser.add_argument("candidate", type=Path, help="the same, in the same order")
+    parser.add_argument(
         "--target", help="smollm2, a hub id or a folder: teacher-forced where ids part; needs prompt_ids"
     )
-    greedy.add_argument("--max-ulps", type=float, help="largest margin taken for rounding (default: by dtype)")
-    greedy.add_argument("--device", help="of the target: cpu, cuda, mps (default: cuda where there is one, else cpu)")
-    greedy.add_argument(
+    parser.add_argument("--max-ulps", type=float, help="largest margin taken for rounding (default: by dtype)")
+    parser.add_argument("--device", help="of the target: cpu, cuda, mps (default: cuda where there is one, else cpu)")
+    parser.add_argument(
         "--dtype", help="of the target: bfloat16, float16, float32, float64; the one the engines ran in"
     )
-    greedy.set_defaults(run=_run, audit=_greedy)
+    parser.set_defaults(run=_run, audit=_greedy)
 
-    for engine in (library, server):
-        engine.add_argument(
-            "--level", type=float, default=0.001, help="odds of failing a correct engine (default .001)"
-        )
-    for engine in (library, server, greedy):
-        engine.add_argument("--out", type=Path, help="write the report here too, as JSON")
+
+def _add_level(parser):
+    parser.add_argument("--level", type=float, default=0.001, help="odds of failing a correct engine (default 0.001)")
+
+
+def _fields(text):
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"""{text!r} is no JSON object; write it like '{{"top_k": 0}}'""") from error
 
 
 def _run(arguments):

@@ -6,6 +6,7 @@ Read `specnb.audit` first.
 """
 
 import json
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -101,16 +102,22 @@ def _ask(urls, body, n, concurrency, seconds, timeout, track):
         httpx.Client(trust_env=False, follow_redirects=False, timeout=min(timeout, seconds), limits=limits) as client,
         ThreadPoolExecutor(concurrency) as pool,
     ):
+        stopped = threading.Event()
 
         def one():
-            return None if time.monotonic() > deadline else {a: _complete(client, url, body) for a, url in urls.items()}
+            if stopped.is_set() or time.monotonic() > deadline:
+                return None
+            try:
+                return {arm: _complete(client, url, body) for arm, url in urls.items()}
+            except BaseException:
+                stopped.set()
+                raise
 
+        futures = [pool.submit(one) for _ in range(n)]
         try:
-            futures = [pool.submit(one) for _ in range(n)]
             pairs = [pair for pair in (future.result() for future in track(futures)) if pair]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        finally:
+            stopped.set()
     if not pairs:
         raise RuntimeError(f"no text came within {seconds} seconds; allow more")
     return {arm: [pair[arm] for pair in pairs] for arm in urls}

@@ -2,6 +2,7 @@ import json
 import threading
 import time
 from collections import Counter
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -196,16 +197,17 @@ def test_the_expected_law_is_the_product_of_the_models_rows_and_ends_at_the_end(
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_installed_generate_passes_on_every_path(path):
-    report = audit_transformers(path, n=500, vocab=4, length=3)
+    # Vocabulary 4, draft length 3: a text of 3 tokens takes one round or several, by what is rejected.
+    report = audit_transformers(path, n=300, vocab=4, length=3)
     assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed\n{report}"
-    assert report.versions["transformers"] and 0 < report.smallest_tv < 0.2
+    assert report.versions["transformers"] and 0 < report.smallest_tv < 0.25
 
 
 def test_generate_passes_with_an_end_of_sequence_and_an_engine_that_runs_past_it_fails():
     # transformers #47912: an accepted end of sequence inside a block did not end the text.
     target, assistant = tiny_pair(4, eos_id=1)
     models = {"target": target, "assistant": assistant}
-    report = audit_transformers("assistant", n=300, length=3, **models)
+    report = audit_transformers("assistant", n=200, length=3, **models)
     assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed"
 
     def runs_on(target, ids, **settings):
@@ -230,12 +232,23 @@ def right_in_round_one(target, ids, **settings):
 
 @pytest.mark.parametrize("engine", [always_accept, right_in_round_one])
 def test_a_planted_lossy_wrapper_around_generate_fails(engine):
-    report = audit_transformers("assistant", n=500, vocab=32, length=2, generate=engine)
-    assert report.verdict == "fail" and report.p_value < 1e-6, f"n = {report.n}\n{report}"
+    # Both laws are known, so is n for power .99: 76 for the second engine, 172 for the first.
+    report = audit_transformers("assistant", n=250, vocab=6, length=2, generate=engine)
+    assert report.verdict == "fail", f"n = {report.n}\n{report}"
+
+
+def test_the_numbers_of_calls_these_wrappers_need_are_computed():
+    target, assistant = tiny_pair(6)
+    first, law, draft_law = (
+        joint_law(model, [3, 1, 2, 3, 1], length, Sampling())
+        for model, length in ((target, 1), (target, 2), (assistant, 2))
+    )
+    needed = [gof.sample_size(law, wrong) for wrong in (np.outer(first, first).ravel(), draft_law)]
+    assert needed == [76, 172]
 
 
 def test_the_second_wrapper_is_invisible_in_the_first_token():
-    report = audit_transformers("assistant", n=300, vocab=32, length=1, generate=right_in_round_one)
+    report = audit_transformers("assistant", n=250, vocab=6, length=1, generate=right_in_round_one)
     assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed"
 
 
@@ -258,16 +271,24 @@ def test_the_installed_assistant_keeps_the_contract_and_a_silent_top_k_shows(top
     target, assistant = tiny_pair(64)
     for model in (target, assistant):
         model.generation_config.top_k = top_k
-    report = check_candidates(n=400, target=target, assistant=assistant, options={"top_k": top_k})
+    report = check_candidates(n=250, target=target, assistant=assistant, options={"top_k": top_k})
     assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed\n{report}"
     assert f"give {50 if top_k is None else 64} of 64 tokens" in report.found
 
 
+@lru_cache
+def assistant_of_64():
+    return tiny_pair(64)[1]
+
+
+def raw_logits(prefix):
+    with torch.inference_mode():
+        return assistant_of_64()(torch.tensor([prefix])).logits[:, -1:]
+
+
 def raw_row(ids, logits):
     """Drawn from the best five, reported without that cut (transformers #47932)."""
-    _, assistant = tiny_pair(64)
-    with torch.inference_mode():
-        raw = assistant(ids[:, : -logits.shape[1]]).logits[:, -1:]
+    raw = raw_logits(ids[0, : -logits.shape[1]].tolist())
     return ids, torch.cat([raw.to(logits.dtype), logits[:, 1:]], 1)
 
 
@@ -293,7 +314,7 @@ def test_a_generator_whose_q_is_not_the_q_it_drew_from_fails(planted):
     for model in (target, assistant):
         model.generation_config.top_k = top_k
     models = {"target": target, "assistant": assistant, "options": {"top_k": top_k}}
-    assert check_candidates(n=300, planted=planted, **models).verdict == "fail"
+    assert check_candidates(n=200, planted=planted, **models).verdict == "fail"
 
 
 def test_drafts_without_probabilities_cannot_be_tested():
