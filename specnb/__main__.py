@@ -1,4 +1,4 @@
-"""The command line: fetch, generate, sweep, report.
+"""The command line: fetch, generate, sweep, report, audit.
 
 Everything here can be had without it: each command is a few calls of the package.
 """
@@ -8,6 +8,8 @@ import os
 import shlex
 import sys
 from pathlib import Path
+
+from specnb.audit_cli import add_audit
 
 EPILOG = """examples:
   specnb fetch                                     bring SmolLM2 into the cache, once
@@ -71,6 +73,8 @@ def _parser():
     report.add_argument("result", type=Path)
     report.add_argument("--figure", type=Path, help="draw the picture here too")
     report.set_defaults(run=_report)
+
+    add_audit(commands)
     return parser
 
 

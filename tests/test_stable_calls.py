@@ -22,6 +22,7 @@ CALLS = {
     "drafters.PromptLookup": "max_ngram min_ngram",
     "sampler.autoregressive": "target prompt_ids *max_new_tokens *sampling *eos_ids *generator",
     "sampler.speculative": "target drafter prompt_ids *gamma *max_new_tokens *sampling *eos_ids *generator",
+    "audit.compare_greedy": "baseline_ids candidate_ids *logits_at *dtype *max_ulps",
     "timing.environment": "",
     "theory.tokens_per_round": "alpha gamma",
     "theory.speedup": "alpha gamma cost_ratio verify_cost",
@@ -39,6 +40,7 @@ DEFAULTS = {
 ATTRIBUTES = {
     "rule.Verdict": "num_accepted next_id",
     "gof.GofResult": "statistic dof p_value n num_pooled verdict",
+    "audit.Report": "tested not_tested verdict found settings versions n statistic p_value level smallest_tv",
     "trace.Generation": "ids stop_reason trace",
     "trace.Round": "num_drafted num_accepted num_emitted draft_sec verify_sec other_sec",
     "trace.Trace": "rounds ttft_sec decode_sec draft_sec verify_sec other_sec peak_memory_bytes accepted_histogram "

@@ -1,0 +1,221 @@
+"""Is another engine lossless? Greedy ids compared, transformers' sampled law tested, its drafts held to their contract.
+
+It knows what an engine returns and what it should return, and feeds `gof`. It does not know how the engine works.
+Every `Report` begins with the property tested and the one that was not. `specnb.endpoint` does the same over HTTP.
+"""
+
+import json
+import math
+import operator
+from dataclasses import asdict, dataclass
+
+from specnb import gof
+
+LEVEL, POWER = 0.001, 0.99
+PASSES = ("pass", "identical", "explained by rounding")
+# Largest margin taken for rounding, in units in the last place of the largest logit. Measured on SmolLM2 (558
+# positions, CPU): reading a text one token or five at a time changed the margin of the two best tokens by at most 3.5
+# units in bfloat16 (99 %: 2) and 16 in float32 (99 %: 12), where sums round in the format they are kept in.
+ROUNDING_ULPS = {"bfloat16": 4, "float16": 4, "float32": 32, "float64": 32}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was tested and what not, the verdict, what was found, under which settings and versions.
+
+    `smallest_tv` is the smallest total variation that would have been caught with 99 % power even in its worst
+    direction; differences inside a pooled cell are invisible to it. Where a number does not apply it is None.
+    """
+
+    tested: str
+    not_tested: str
+    verdict: str
+    found: str
+    settings: dict
+    versions: dict
+    n: int
+    statistic: float | None = None
+    p_value: float | None = None
+    level: float | None = None
+    smallest_tv: float | None = None
+    differences: tuple = ()
+
+    @property
+    def exit_code(self):
+        """0: nothing against it; 2: not lossless; 3: cannot test."""
+        return 0 if self.verdict in PASSES else 3 if self.verdict == "cannot test" else 2
+
+    def to_dict(self):
+        """Fields as JSON knows them: what is not finite becomes None."""
+        finite = {k: v for k, v in asdict(self).items() if not (isinstance(v, float) and not math.isfinite(v))}
+        return {**dict.fromkeys(asdict(self)), **finite, "differences": [_finite(d) for d in self.differences]}
+
+    def to_json(self):
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+    def __str__(self):
+        lines = [f"tested: {self.tested}", f"not tested: {self.not_tested}", f"verdict: {self.verdict}"]
+        lines += [f"found: {self.found}"]
+        if self.statistic is not None:
+            lines += [f"n = {self.n}, statistic {self.statistic:.4g}, p = {self.p_value:.3g}, level {self.level:g}"]
+        if self.smallest_tv is not None:
+            caught = f"{self.smallest_tv:.3f}" if math.isfinite(self.smallest_tv) else "none, n is too small"
+            lines += [f"smallest total variation caught with 99 % power, worst direction: {caught}"]
+        for name, values in (("settings", self.settings), ("versions", self.versions)):
+            lines += [f"{name}: " + ", ".join(f"{key} {value}" for key, value in values.items())]
+        return "\n".join(lines)
+
+
+def report_of(result, found, level=LEVEL, *, num_equivalent=None, **about):
+    """A `Report` of a `GofResult`; `num_equivalent` is the n of a one-sample test of the same power, else its own."""
+    numbers = {}
+    if result.verdict != "cannot test":
+        numbers = {"statistic": result.statistic, "p_value": result.p_value, "level": level}
+        if result.dof:
+            n = num_equivalent or result.n
+            numbers["smallest_tv"] = gof.smallest_total_variation(n, result.dof + 1, alpha=level, power=POWER)
+    return Report(verdict=result.verdict, found=found, versions=versions_of(), n=result.n, **numbers, **about)
+
+
+def compare_greedy(baseline_ids, candidate_ids, *, logits_at=None, dtype=None, max_ulps=None):
+    """Compare the ids of two greedy runs; a difference is excused only where the target's own logits nearly tie.
+
+    Parameters
+    ----------
+    baseline_ids, candidate_ids : list of lists of int
+        New ids, one list a prompt, in the same order. Ids, never text: two texts may be one and their ids differ.
+    logits_at : callable, (index of the sequence, ids common to both) -> row of logits `(vocab,)`, optional
+        The target's logits where the sequences part, such as `teacher_forced(target, prompts)`. Without it no
+        difference is explained.
+    dtype : str or torch.dtype, optional
+        The format the model computes in; default: that of the row. Name it where logits were widened.
+    max_ulps : float, optional
+        Largest distance of either token from the maximum, in units in the last place there; default `ROUNDING_ULPS`.
+
+    Returns
+    -------
+    Report
+        "identical" (every sequence, in length too), "explained by rounding", or "not explained by rounding". A
+        shorter sequence differs at its end, which no near-tie explains. `differences` has one entry for each pair that
+        differs: sequence, position, both ids (None at an end), margin_ulps (None where unknown).
+
+    Raises
+    ------
+    ValueError
+        For no sequences or different numbers of them, for anything but ids, for an id the logits have no place for.
+
+    Notes
+    -----
+    Only the first difference of a pair is judged: after it the prefixes differ. NaN explains nothing.
+
+    Examples
+    --------
+    >>> compare_greedy([[5, 7, 2]], [[5, 7, 2]]).verdict
+    'identical'
+    >>> compare_greedy([[5, 7, 2]], [[5, 8]]).differences[0]["position"]
+    1
+    """
+    baseline, candidate = _sequences("baseline_ids", baseline_ids), _sequences("candidate_ids", candidate_ids)
+    if len(baseline) != len(candidate) or not baseline:
+        raise ValueError(f"{len(baseline)} baseline and {len(candidate)} candidate sequences; give as many, at least 1")
+    pairs = enumerate(zip(baseline, candidate, strict=True))
+    different = tuple(_difference(i, *pair, logits_at, dtype, max_ulps) for i, pair in pairs if pair[0] != pair[1])
+    unexplained = [found for found in different if not found["explained"]]
+    verdict = "not explained by rounding" if unexplained else "explained by rounding" if different else "identical"
+    found = f"{len(baseline) - len(different)} of {len(baseline)} sequences are the same, in length too"
+    for worst in (unexplained or different)[:1]:
+        found += (
+            "; sequence {sequence} parts at position {position}: {baseline_id} against {candidate_id}, margin "
+            "{margin_ulps} of at most {max_ulps} units in the last place"
+        ).format(**worst)
+    return Report(
+        tested="greedy ids are equal, in length too, or part only where the target's two tokens nearly tie",
+        not_tested="the sampled distribution at temperatures above 0; other prompts; what follows a first difference",
+        verdict=verdict,
+        found=found,
+        settings={"logits": "none" if logits_at is None else "teacher-forced", "dtype": str(dtype or "of the logits")},
+        versions=versions_of(),
+        n=len(baseline),
+        differences=different,
+    )
+
+
+def teacher_forced(target, prompts):
+    """`logits_at` for `compare_greedy`: a `LanguageModel` reads prompt and common ids and gives the next row."""
+    import torch
+
+    def logits_at(index, common_ids):
+        target.reset()
+        return target.forward(torch.tensor([[*prompts[index], *common_ids]]), num_logits=1)[0, -1]
+
+    return logits_at
+
+
+def margin_in_ulps(row, ids, dtype=None):
+    """How far the lower of `ids` lies below the maximum of `row`, in units in the last place of `dtype` there.
+
+    Examples
+    --------
+    >>> margin_in_ulps([23.625, 23.5, 1.0], (0, 1), "bfloat16")  # vllm-rbln PR #630
+    1.0
+    >>> round(margin_in_ulps([25.0, 24.85], (0, 1), "float32"))  # colibri #689
+    78643
+    """
+    import torch
+
+    if dtype is None and not hasattr(row, "dtype"):
+        raise ValueError("logits given as a list have no dtype; say which one the model computes in: dtype='float32'")
+    name = str(dtype or row.dtype).removeprefix("torch.")
+    if name not in ROUNDING_ULPS:
+        raise ValueError(f"unknown dtype {name!r}; choose one of {', '.join(ROUNDING_ULPS)}")
+    values = torch.as_tensor(row, dtype=torch.float64).flatten()
+    if not all(0 <= token < len(values) for token in ids):
+        raise ValueError(f"ids {tuple(ids)} do not fit {len(values)} logits; is this the model that wrote them?")
+    top, lower = float(values.max()), float(values[list(ids)].min())
+    if not math.isfinite(top):  # The maximum of a row with a NaN is NaN.
+        return math.nan
+    info = torch.finfo(getattr(torch, name))
+    return (top - lower) / max(info.eps * 2.0 ** (math.frexp(top)[1] - 1), info.tiny * info.eps)
+
+
+def _difference(index, baseline, candidate, logits_at, dtype, max_ulps):
+    common = next(
+        (i for i, pair in enumerate(zip(baseline, candidate, strict=False)) if pair[0] != pair[1]),
+        min(len(baseline), len(candidate)),
+    )
+    ids = [sequence[common] if common < len(sequence) else None for sequence in (baseline, candidate)]
+    margin, limit = None, max_ulps
+    if logits_at is not None and None not in ids:
+        row = logits_at(index, baseline[:common])
+        margin = margin_in_ulps(row, ids, dtype)
+        limit = ROUNDING_ULPS[str(dtype or row.dtype).removeprefix("torch.")] if max_ulps is None else max_ulps
+    return {
+        "sequence": index,
+        "position": common,
+        "baseline_id": ids[0],
+        "candidate_id": ids[1],
+        "margin_ulps": margin,
+        "max_ulps": limit,
+        "explained": margin is not None and margin <= limit,
+    }
+
+
+def _sequences(name, sequences):
+    found = []
+    for index, ids in enumerate(sequences):
+        try:
+            found.append([operator.index(token) for token in (ids.tolist() if hasattr(ids, "tolist") else ids)])
+        except TypeError:
+            raise ValueError(f"{name}[{index}] is no list of token ids: {ids!r:.60}; compare ids, never text") from None
+    return found
+
+
+def _finite(values):
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+def versions_of():
+    """Versions of Python and the packages that decide results."""
+    from specnb.timing import versions
+
+    return versions()

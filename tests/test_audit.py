@@ -1,0 +1,546 @@
+import json
+import threading
+import time
+from collections import Counter
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+
+from specnb import gof
+from specnb.__main__ import main
+from specnb.audit import compare_greedy, margin_in_ulps, teacher_forced
+from specnb.audit_generate import (
+    PATHS,
+    audit_transformers,
+    check_candidates,
+    joint_law,
+    lossy_settings,
+    tiny_pair,
+)
+from specnb.drafters import ModelDrafter
+from specnb.endpoint import audit_endpoint
+from specnb.models import CausalLM
+from specnb.probs import Sampling
+from specnb.sampler import autoregressive, speculative
+from tests.conftest import tiny_model
+
+GREEDY = Sampling(temperature=0)
+
+
+def row(**logits):
+    """`logits_at` that gives one row everywhere: ids as t0, t1, ..., the rest far below."""
+    values = torch.full((10,), -50.0)
+    for name, value in logits.items():
+        values[int(name[1:])] = value
+    return lambda index, common_ids: values
+
+
+# ---- greedy sequences, exactly
+
+
+def test_equal_ids_are_identical_and_a_report_says_first_what_was_tested_and_what_not():
+    report = compare_greedy([[5, 7], [1]], [torch.tensor([5, 7]), (1,)])
+    assert report.verdict == "identical" and report.exit_code == 0 and report.differences == ()
+    first, second, *_ = str(report).splitlines()
+    assert first.startswith("tested: greedy ids") and second.startswith("not tested: the sampled distribution")
+
+
+@pytest.mark.parametrize(("baseline", "candidate"), [([], []), ([[1]], [[1], [2]]), ([[1], [2]], [[1]])])
+def test_no_sequences_or_different_numbers_of_them_are_an_error(baseline, candidate):
+    with pytest.raises(ValueError, match="sequences"):
+        compare_greedy(baseline, candidate)
+
+
+@pytest.mark.parametrize("wrong", [["text"], "text", [1, 2], [[1.5]], [None]])
+def test_anything_but_ids_is_refused(wrong):
+    with pytest.raises(ValueError, match="compare ids, never text"):
+        compare_greedy(wrong, wrong)
+
+
+def test_a_shorter_sequence_differs_at_its_end_and_no_tie_explains_it():
+    for ours, theirs in (([4, 5, 6], [4, 5]), ([4, 5], [4, 5, 6])):
+        report = compare_greedy([ours], [theirs], logits_at=row(t6=1.0))
+        assert report.verdict == "not explained by rounding" and report.exit_code == 2
+        assert report.differences[0]["position"] == 2 and None in report.differences[0].values()
+
+
+def test_one_unit_in_the_last_place_of_bfloat16_is_rounding():
+    # vllm-rbln PR #630: 23.625 against 23.5.
+    logits_at = row(t3=23.625, t4=23.5)
+    report = compare_greedy([[1, 3, 9]], [[1, 4, 8]], logits_at=logits_at, dtype="bfloat16")
+    found = report.differences[0]
+    assert report.verdict == "explained by rounding" and report.exit_code == 0
+    assert (found["position"], found["baseline_id"], found["candidate_id"], found["margin_ulps"]) == (1, 3, 4, 1.0)
+    # The same logits computed in float32 are 65,536 units apart.
+    assert compare_greedy([[1, 3]], [[1, 4]], logits_at=logits_at).verdict == "not explained by rounding"
+
+
+def test_a_gap_of_fifteen_hundredths_at_twenty_five_is_no_rounding_of_float32():
+    # JustVugg/colibri #689, closed as a near-tie: about four orders of magnitude too large.
+    report = compare_greedy([[3]], [[4]], logits_at=row(t3=25.0, t4=24.85))
+    assert report.verdict == "not explained by rounding" and report.differences[0]["margin_ulps"] > 70_000
+    assert compare_greedy([[3]], [[4]], logits_at=row(t3=25.0, t4=25.0 - 2e-5)).verdict == "explained by rounding"
+
+
+def test_both_tokens_must_lie_near_the_maximum():
+    report = compare_greedy([[3]], [[4]], logits_at=row(t3=23.5, t4=23.5, t5=30.0), dtype="bfloat16")
+    assert report.verdict == "not explained by rounding" and report.differences[0]["margin_ulps"] == 52
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", ["t3", "t7"])
+def test_logits_that_are_not_finite_explain_nothing(value, place):
+    report = compare_greedy([[3]], [[4]], logits_at=row(**{"t3": 1.0, "t4": 1.0, place: value}), max_ulps=1e9)
+    assert report.verdict == "not explained by rounding"
+    assert json.loads(report.to_json())["differences"][0]["margin_ulps"] is None
+
+
+def test_without_logits_a_difference_is_not_explained():
+    assert compare_greedy([[3]], [[4]]).verdict == "not explained by rounding"
+
+
+def test_one_unexplained_sequence_among_near_ties_decides():
+    rows = [torch.tensor([1.0, 1.0, 0.0]), torch.tensor([1.0, 0.9, 0.0])]
+    report = compare_greedy([[0], [0], [2]], [[1], [1], [2]], logits_at=lambda index, common: rows[index])
+    assert [found["explained"] for found in report.differences] == [True, False]
+    assert report.verdict == "not explained by rounding" and "sequence 1 parts at position 0" in report.found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(([0.0, 1.0], (0, 1)), "no dtype"), (([0.0], (0,), "int8"), "unknown dtype"), (([0.0], (0, 5), "float32"), "fit")],
+)
+def test_logits_that_cannot_be_weighed_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        margin_in_ulps(*arguments)
+
+
+def test_a_tiny_model_in_float64_is_identical_with_drafts_and_a_draft_that_overrules_it_is_not_explained():
+    # jaymody #9: at temperature 0 the draft's token was accepted where the target's first choice was another.
+    target, draft = CausalLM(tiny_model("Llama")), CausalLM(tiny_model("Llama", layers=1, seed=1))
+    prompts = [[3, 1, 4], [1, 5, 9, 2], [6]]
+    plain = [autoregressive(target, p, max_new_tokens=12, sampling=GREEDY).ids for p in prompts]
+    drafter = ModelDrafter(draft)
+    fast = [speculative(target, drafter, p, gamma=4, max_new_tokens=12, sampling=GREEDY).ids for p in prompts]
+    logits_at = teacher_forced(target, prompts)
+    assert compare_greedy(plain, fast, logits_at=logits_at).verdict == "identical"
+    overruled = [autoregressive(draft, p, max_new_tokens=12, sampling=GREEDY).ids for p in prompts]
+    report = compare_greedy(plain, overruled, logits_at=logits_at)
+    assert report.verdict == "not explained by rounding" and len(report.differences) == 3
+    assert all(found["margin_ulps"] > 1e9 for found in report.differences)
+
+
+# ---- generate(): settings known beforehand
+
+
+def never(*args, **kwargs):
+    raise AssertionError("sampled although the settings are lossy")
+
+
+@pytest.mark.parametrize("side", ["generate()", "target", "assistant"])
+def test_an_ensemble_weight_is_named_before_anything_is_drawn(side):
+    # huggingface/transformers #45865: drafts are verified against a mixture, by a field of a config that may be saved.
+    target, assistant = tiny_pair(4)
+    model = {"target": target, "assistant": assistant}.get(side)
+    if model is not None:
+        model.generation_config.assistant_ensemble_weight = 0.8
+    options = {} if model is not None else {"assistant_ensemble_weight": 0.8}
+    report = audit_transformers("assistant", target=target, assistant=assistant, options=options, generate=never)
+    assert report.verdict == "not lossless by its settings" and report.exit_code == 2 and report.n == 0
+    assert "assistant_ensemble_weight=0.8" in report.found and side in report.found
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"), [("top_k", None, "50"), ("temperature", 0.5, "0.5"), ("top_p", 0.9, "0.9")]
+)
+def test_a_setting_on_one_side_only_is_never_called_lossless(name, value, shown):
+    # transformers #47932: the silent top_k=50; vllm #9834 and dflash #74: parameters that reach one of two samplers.
+    target, assistant = tiny_pair(4)
+    setattr(assistant.generation_config, name, value)
+    report = audit_transformers("assistant", target=target, assistant=assistant, generate=never)
+    assert report.verdict == "not lossless by its settings" and f"{name} is " in report.found and shown in report.found
+    assert lossy_settings(target, None, {}) == []
+
+
+def test_left_out_on_the_target_side_top_k_is_fifty_there():
+    target, assistant = tiny_pair(4)
+    target.generation_config.top_k = None
+    options = {"top_k": None}
+    report = audit_transformers("assistant", target=target, assistant=assistant, options=options, generate=never)
+    assert "top_k is 50 for the target and 0 for the assistant" in report.found
+
+
+@pytest.mark.parametrize("options", [{"repetition_penalty": 1.2}, {"do_sample": False}, {"num_beams": 2}])
+def test_settings_the_expected_law_does_not_know_are_refused(options):
+    with pytest.raises(ValueError, match="does not know"):
+        audit_transformers("assistant", n=1, options=options, generate=never)
+    with pytest.raises(ValueError, match="unknown path"):
+        audit_transformers("no such path", generate=never)
+
+
+# ---- generate(): its sampled law
+
+
+def test_the_expected_law_is_the_product_of_the_models_rows_and_ends_at_the_end():
+    target, _ = tiny_pair(3, eos_id=2)
+    law = joint_law(target, [1, 0], 2, Sampling())
+    rows = lambda ids: target(torch.tensor([ids])).logits[0, -1].double().softmax(-1).tolist()  # noqa: E731
+    first = rows([1, 0])
+    wanted = [first[i] * second for i in (0, 1) for second in rows([1, 0, i])] + [0, 0, first[2]]
+    assert np.allclose(law, wanted, atol=1e-12)
+    with pytest.raises(ValueError, match="take fewer"):
+        joint_law(target, [1], 30, Sampling())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_installed_generate_passes_on_every_path(path):
+    # Vocabulary 4, draft length 3: a text of 3 tokens takes one round or several, by what is rejected.
+    report = audit_transformers(path, n=300, vocab=4, length=3)
+    assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed\n{report}"
+    assert report.versions["transformers"] and 0 < report.smallest_tv < 0.25
+
+
+def test_generate_passes_with_an_end_of_sequence_and_an_engine_that_runs_past_it_fails():
+    # transformers #47912: an accepted end of sequence inside a block did not end the text.
+    target, assistant = tiny_pair(4, eos_id=1)
+    models = {"target": target, "assistant": assistant}
+    report = audit_transformers("assistant", n=200, length=3, **models)
+    assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed"
+
+    def runs_on(target, ids, **settings):
+        return torch.cat([ids, torch.tensor([[1, 3, 3]])], 1)
+
+    report = audit_transformers("assistant", n=1, length=3, generate=runs_on, **models)
+    assert report.verdict == "fail" and "the target never gives" in report.found and report.p_value == 0
+
+
+def always_accept(target, ids, assistant_model, **settings):
+    """Hands out the draft's own text (transformers PR #28508: accepts the draft tokens all the time)."""
+    return assistant_model.generate(ids, **settings)
+
+
+def right_in_round_one(target, ids, **settings):
+    """Every token is drawn after the prompt alone (romsto 41668c8: the prompt's length as base index for ever)."""
+    prompt, settings = ids, {**settings, "max_new_tokens": 1}
+    for _ in range(3):
+        ids = torch.cat([ids, target.generate(prompt, **settings)[:, -1:]], 1)
+    return ids
+
+
+@pytest.mark.parametrize("engine", [always_accept, right_in_round_one])
+def test_a_planted_lossy_wrapper_around_generate_fails(engine):
+    # Both laws are known, so is n for power .99: 76 for the second engine, 172 for the first.
+    report = audit_transformers("assistant", n=250, vocab=6, length=2, generate=engine)
+    assert report.verdict == "fail", f"n = {report.n}\n{report}"
+
+
+def test_the_numbers_of_calls_these_wrappers_need_are_computed():
+    target, assistant = tiny_pair(6)
+    first, law, draft_law = (
+        joint_law(model, [3, 1, 2, 3, 1], length, Sampling())
+        for model, length in ((target, 1), (target, 2), (assistant, 2))
+    )
+    needed = [gof.sample_size(law, wrong) for wrong in (np.outer(first, first).ravel(), draft_law)]
+    assert needed == [76, 172]
+
+
+def test_the_second_wrapper_is_invisible_in_the_first_token():
+    report = audit_transformers("assistant", n=250, vocab=6, length=1, generate=right_in_round_one)
+    assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed"
+
+
+def test_an_engine_that_stops_short_is_an_error():
+    with pytest.raises(RuntimeError, match="0 new tokens where 2"):
+        audit_transformers("assistant", n=1, vocab=4, generate=lambda target, ids, **settings: ids)
+
+
+def test_an_audit_leaves_torchs_global_generator_alone_and_repeats_itself():
+    before = torch.get_rng_state()
+    one, two = (audit_transformers("assistant", n=20, vocab=4, length=1, seed=3) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state()) and one.statistic == two.statistic
+
+
+# ---- candidates: the q returned is the q drawn from
+
+
+@pytest.mark.parametrize("top_k", [0, None])
+def test_the_installed_assistant_keeps_the_contract_and_a_silent_top_k_shows(top_k):
+    target, assistant = tiny_pair(64)
+    for model in (target, assistant):
+        model.generation_config.top_k = top_k
+    report = check_candidates(n=250, target=target, assistant=assistant, options={"top_k": top_k})
+    assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed\n{report}"
+    assert f"give {50 if top_k is None else 64} of 64 tokens" in report.found
+
+
+@lru_cache
+def assistant_of_64():
+    return tiny_pair(64)[1]
+
+
+def raw_logits(prefix):
+    with torch.inference_mode():
+        return assistant_of_64()(torch.tensor([prefix])).logits[:, -1:]
+
+
+def raw_row(ids, logits):
+    """Drawn from the best five, reported without that cut (transformers #47932)."""
+    raw = raw_logits(ids[0, : -logits.shape[1]].tolist())
+    return ids, torch.cat([raw.to(logits.dtype), logits[:, 1:]], 1)
+
+
+def argmax_draft(ids, logits):
+    """The draft's first choice, reported with its softmax (transformers #32867, jaymody #3)."""
+    return torch.cat([ids[:, : -logits.shape[1]], logits.argmax(-1)], 1), logits
+
+
+def other_temperature(ids, logits):
+    """Drawn at temperature 1, reported at 2 (dflash #74)."""
+    return ids, logits / 2
+
+
+def impossible(ids, logits):
+    """A draft of probability 0."""
+    return ids, logits.scatter(2, ids[:, -logits.shape[1] :, None], -torch.inf)
+
+
+@pytest.mark.parametrize("planted", [raw_row, argmax_draft, other_temperature, impossible])
+def test_a_generator_whose_q_is_not_the_q_it_drew_from_fails(planted):
+    target, assistant = tiny_pair(64)
+    top_k = 5 if planted is raw_row else 0
+    for model in (target, assistant):
+        model.generation_config.top_k = top_k
+    models = {"target": target, "assistant": assistant, "options": {"top_k": top_k}}
+    assert check_candidates(n=200, planted=planted, **models).verdict == "fail"
+
+
+def test_drafts_without_probabilities_cannot_be_tested():
+    report = check_candidates("prompt lookup", n=20)
+    assert report.verdict == "cannot test" and report.exit_code == 3
+    assert "20 drafts without logits, 1 different first candidates" in report.found
+
+
+# ---- servers
+
+
+class Server(ThreadingHTTPServer):
+    """A local completions server; `answer(number of the request, body)` gives status and payload."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, answer):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer, self.seen, self.busy, self.most_busy, self.lock = answer, [], 0, 0, threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self):
+        server = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with server.lock:
+            server.seen.append((self.path, body))
+            number = len(server.seen) - 1
+            server.busy += 1
+            server.most_busy = max(server.most_busy, server.busy)
+        status, payload, *headers = server.answer(number, body)
+        with server.lock:
+            server.busy -= 1
+        payload = (payload if isinstance(payload, str) else json.dumps(payload)).encode()
+        self.send_response(status)
+        for name, value in [("Content-Length", str(len(payload))), *headers]:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def serve():
+    running = []
+
+    def start(answer):
+        running.append(Server(answer))
+        threading.Thread(target=running[-1].serve_forever, args=(0.02,), daemon=True).start()
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def text(value, tokens=None):
+    return 200, {"choices": [{"text": value, "logprobs": tokens and {"tokens": tokens}}]}
+
+
+def draws(probs, seed, **more):
+    """An arm that draws one of a, b, c."""
+    words = np.random.default_rng(seed).choice(["a", "b", "c"], size=5_000, p=probs).tolist()
+    return lambda number, body: text(words[number], **more)
+
+
+TRUE = [0.5, 0.3, 0.2]
+ALWAYS_ACCEPTED = [0.2, 0.3, 0.5]  # total variation .3
+
+
+def test_two_servers_of_one_law_pass_and_only_they_are_asked_so_often_and_so_many_at_once(serve, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # a setting of the environment must not matter
+    on, off = serve(draws(TRUE, 1)), serve(draws(TRUE, 2))
+    report = audit_endpoint(on.url, off.url + "/v1/", n=200, concurrency=2, model="m", options={"top_k": 0})
+    assert report.verdict == "pass", f"n = 200 and 200; odds of a false alarm 1/1000, seed fixed\n{report}"
+    assert len(on.seen) == len(off.seen) == 200 and max(on.most_busy, off.most_busy) <= 2
+    path, body = on.seen[0]
+    assert path == "/v1/completions" and body["temperature"] == 1 and (body["model"], body["top_k"]) == ("m", 0)
+    assert report.n == 400 and report.smallest_tv == gof.smallest_total_variation(100, 3, alpha=0.001, power=0.99)
+
+
+def test_a_server_whose_speculation_is_lossy_fails(serve):
+    report = audit_endpoint(serve(draws(ALWAYS_ACCEPTED, 1)).url, serve(draws(TRUE, 2)).url, n=300)
+    # Power .99 at 56 draws against the known law (FACTS 6), so at 112 of each here.
+    assert report.verdict == "fail" and report.exit_code == 2 and report.p_value < 1e-6
+
+
+def test_speculation_that_turned_greedy_fails(serve):
+    # mistral.rs PR #2424: the speculative path gave the mode of the distribution.
+    assert audit_endpoint(serve(draws([1, 0, 0], 1)).url, serve(draws(TRUE, 2)).url, n=100).verdict == "fail"
+
+
+@pytest.mark.parametrize(("other", "message"), [([1, 0, 0], "the same"), ([0, 1, 0], "but not the same")])
+def test_servers_that_give_one_text_every_time_cannot_be_tested(serve, other, message):
+    report = audit_endpoint(serve(draws([1, 0, 0], 1)).url, serve(draws(other, 2)).url, n=50)
+    assert report.verdict == "cannot test" and report.exit_code == 3 and message in report.found
+    assert report.p_value is None
+
+
+def test_tokens_are_compared_where_both_servers_offer_them(serve):
+    whole, halves = (lambda number, body: text("ab", ["ab"])), (lambda number, body: text("ab", ["a", "b"]))
+    plain = lambda number, body: text("ab")  # noqa: E731
+    report = audit_endpoint(serve(whole).url, serve(halves).url, n=20)
+    assert report.settings["compared"] == "tokens" and "2 different" in report.found
+    report = audit_endpoint(serve(whole).url, serve(plain).url, n=20)
+    assert report.settings["compared"] == "text" and "1 different" in report.found
+
+
+BROKEN = {
+    "404": ((404, "no such model"), "answered 404: 'no such model'"),
+    "redirect": ((302, "", ("Location", "http://127.0.0.1:9/")), "answered 302"),
+    "malformed": ((200, '{"choices": ['), "no completion"),
+    "no object": ((200, "[]"), "no completion"),
+    "empty choices": ((200, {"choices": []}), "no completion"),
+    "no text": ((200, {"choices": [{"text": None}]}), "no completion"),
+    "NaN": ((200, '{"choices": [{"text": "a", "logprobs": {"token_logprobs": [NaN]}}]}'), "NaN is no JSON number"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_server_is_one_clear_error_that_names_it(serve, name):
+    answer, message = BROKEN[name]
+    on, off = serve(lambda number, body: answer), serve(draws(TRUE, 2))
+    with pytest.raises(RuntimeError, match=message) as caught:
+        audit_endpoint(on.url, off.url, n=5_000)
+    assert on.url in str(caught.value) and len(on.seen) < 50  # it stops at once
+
+
+def test_a_server_that_is_not_there_or_does_not_answer_is_an_error(serve):
+    gone = Server(None)
+    gone.server_close()
+    off = serve(draws(TRUE, 2))
+    with pytest.raises(RuntimeError, match=f"{gone.url}.* cannot be reached"):
+        audit_endpoint(gone.url, off.url, n=5)
+    slow = serve(lambda number, body: (time.sleep(1), text("a"))[1])
+    with pytest.raises(RuntimeError, match="cannot be reached: timed out"):
+        audit_endpoint(slow.url, off.url, n=5, timeout=0.1)
+
+
+def test_when_the_time_is_up_the_texts_so_far_are_tested(serve):
+    slow = serve(lambda number, body: (time.sleep(0.05), text("ab"[number % 2]))[1])
+    report = audit_endpoint(slow.url, serve(draws([0.5, 0.5, 0], 2)).url, n=5_000, seconds=1)
+    assert 20 < report.n < 200 and report.settings["num_texts"][0] == report.n // 2
+
+
+@pytest.mark.parametrize(
+    ("urls", "more", "message"),
+    [
+        (("http://h:1", "http://h:1/v1"), {}, "name two servers"),
+        (("h:1", "http://h:2"), {}, "base URL"),
+        (("http://h:1", "file:///etc"), {}, "base URL"),
+        (("http://h:1", "http://h:2"), {"n": 0}, "above 0"),
+        (("http://h:1", "http://h:2"), {"n": 10**9}, "at most"),
+        (("http://h:1", "http://h:2"), {"concurrency": 0}, "above 0"),
+    ],
+)
+def test_requests_without_bounds_or_servers_are_refused(urls, more, message):
+    with pytest.raises(ValueError, match=message):
+        audit_endpoint(*urls, **more)
+
+
+# ---- the command line
+
+
+def lines(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+def test_greedy_files_are_compared_and_the_exit_code_says_how(tmp_path, capsys):
+    ours = lines(tmp_path / "a.jsonl", [[1, 2, 3], {"ids": [4]}])
+    theirs = lines(tmp_path / "b.jsonl", [[1, 2, 3], [5]])
+    assert main(["audit", "greedy", ours, ours]) == 0
+    assert capsys.readouterr().out.startswith("tested: ")
+    assert main(["audit", "greedy", ours, theirs, "--out", str(tmp_path / "out" / "r.json")]) == 2
+    report = json.loads((tmp_path / "out" / "r.json").read_text())
+    assert report["verdict"] == "not explained by rounding" and report["differences"][0]["sequence"] == 1
+    assert list(report)[:2] == ["tested", "not_tested"]
+
+
+def test_greedy_files_with_prompts_are_held_against_the_target(tmp_path, capsys):
+    model = tiny_model("Llama").float()
+    with torch.no_grad():  # tokens 7 and 8 tie, and are always the best
+        model.lm_head.weight[:] = 0
+    model.save_pretrained(tmp_path / "target")
+    rows = [[{"prompt_ids": [1, 2], "ids": [5, token]}] for token in (7, 8)]
+    files = [lines(tmp_path / f"{i}.jsonl", row) for i, row in enumerate(rows)]
+    arguments = ["audit", "greedy", *files, "--target", str(tmp_path / "target"), "--device", "cpu"]
+    assert main([*arguments, "--dtype", "float32"]) == 0
+    assert "explained by rounding" in capsys.readouterr().out
+    other = lines(tmp_path / "other.jsonl", [{"prompt_ids": [9], "ids": [5, 7]}])
+    assert main(["audit", "greedy", files[0], other]) == 1
+    assert "different prompts" in capsys.readouterr().err
+    bare = lines(tmp_path / "bare.jsonl", [[5, 7]])
+    assert main(["audit", "greedy", bare, files[1], *arguments[4:]]) == 1
+    assert "needs prompt_ids" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["{", '{"prompt_ids": [1]}', "7"])
+def test_a_line_that_holds_no_ids_is_named(tmp_path, capsys, line):
+    (tmp_path / "a.jsonl").write_text(f"[1]\n{line}\n")
+    assert main(["audit", "greedy", str(tmp_path / "a.jsonl"), str(tmp_path / "a.jsonl")]) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" not in error and ("line 2" in error or "never text" in error)
+
+
+def test_transformers_is_audited_from_the_command_line(capsys):
+    arguments = ["audit", "transformers", "--vocab", "4", "--calls", "60"]
+    assert main([*arguments, "--length", "1"]) == 0
+    assert "verdict: pass" in capsys.readouterr().out
+    assert main([*arguments, "--path", "prompt lookup", "--candidates"]) == 3
+    assert main([*arguments, "--path", "x"]) == 1
+    assert "unknown path 'x'" in capsys.readouterr().err
+
+
+def test_servers_are_audited_from_the_command_line(serve, capsys):
+    on, off, greedy = serve(draws(ALWAYS_ACCEPTED, 1)), serve(draws(TRUE, 2)), serve(draws([1, 0, 0], 1))
+    assert main(["audit", "endpoint", on.url, off.url, "--requests", "200", "--options", '{"min_p": 0}']) == 2
+    assert Counter(body["min_p"] for _, body in on.seen) == {0: 200}
+    assert main(["audit", "endpoint", greedy.url, serve(draws([1, 0, 0], 1)).url, "--requests", "10"]) == 3
+    assert main(["audit", "endpoint", on.url, on.url]) == 1
