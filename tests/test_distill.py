@@ -61,7 +61,10 @@ def test_loss_and_overlap_by_hand(distill):
     draft_probs = torch.tensor([[0.6, 0.4], [0.5, 0.5]])  # over the first two ids
     kept = target_probs[:, :2].log() + 2.0  # any normaliser
     loss, overlap = distill.soft_target_loss(draft_probs.log(), kept, torch.full((2,), 2.0), 1.0)
-    assert overlap == pytest.approx((0.5 + 0.2 + 0.1 + 0.1) / 2) and loss == pytest.approx(1 - overlap.item())
+    assert overlap == pytest.approx((0.5 + 0.2 + 0.1 + 0.1) / 2)
+    # At temperature 1/2, over the ids kept: (25, 4) / 29 against (36, 16) / 52, and (1, 1) / 2 twice.
+    sharp = (36 / 52 + 4 / 29 + 1) / 2
+    assert loss.item() == pytest.approx(1 - (overlap.item() + sharp) / 2)
     divergence, _ = distill.soft_target_loss(draft_probs.log(), kept, torch.full((2,), 2.0), 0.0)
     by_hand = (target_probs[:, :2] * (target_probs[:, :2] / draft_probs).log()).sum(-1).mean()
     assert divergence.item() == pytest.approx(by_hand.item(), rel=1e-5)
