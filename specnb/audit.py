@@ -123,11 +123,14 @@ def compare_greedy(baseline_ids, candidate_ids, *, logits_at=None, dtype=None, m
     unexplained = [found for found in different if not found["explained"]]
     verdict = "not explained by rounding" if unexplained else "explained by rounding" if different else "identical"
     found = f"{len(baseline) - len(different)} of {len(baseline)} sequences are the same, in length too"
-    for worst in (unexplained or different)[:1]:
+    for first in (unexplained or different)[:1]:
+        margin = (
+            "unknown" if first["margin_ulps"] is None else f"{first['margin_ulps']:.4g} of at most {first['max_ulps']}"
+        )
         found += (
-            "; sequence {sequence} parts at position {position}: {baseline_id} against {candidate_id}, margin "
-            "{margin_ulps} of at most {max_ulps} units in the last place"
-        ).format(**worst)
+            f"; sequence {first['sequence']} parts at position {first['position']}: {first['baseline_id']} against "
+            f"{first['candidate_id']}, margin {margin} units in the last place"
+        )
     return Report(
         tested="greedy ids are equal, in length too, or part only where the target's two tokens nearly tie",
         not_tested="the sampled distribution at temperatures above 0; other prompts; what follows a first difference",

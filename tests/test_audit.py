@@ -232,7 +232,7 @@ def right_in_round_one(target, ids, **settings):
 
 @pytest.mark.parametrize("engine", [always_accept, right_in_round_one])
 def test_a_planted_lossy_wrapper_around_generate_fails(engine):
-    # Both laws are known, so is n for power .99: 76 for the second engine, 172 for the first.
+    # Both laws are known, so is n for power .99: 55 for either.
     report = audit_transformers("assistant", n=250, vocab=6, length=2, generate=engine)
     assert report.verdict == "fail", f"n = {report.n}\n{report}"
 
@@ -244,7 +244,7 @@ def test_the_numbers_of_calls_these_wrappers_need_are_computed():
         for model, length in ((target, 1), (target, 2), (assistant, 2))
     )
     needed = [gof.sample_size(law, wrong) for wrong in (np.outer(first, first).ravel(), draft_law)]
-    assert needed == [76, 172]
+    assert needed == [55, 55]
 
 
 def test_the_second_wrapper_is_invisible_in_the_first_token():
@@ -307,14 +307,16 @@ def impossible(ids, logits):
     return ids, logits.scatter(2, ids[:, -logits.shape[1] :, None], -torch.inf)
 
 
-@pytest.mark.parametrize("planted", [raw_row, argmax_draft, other_temperature, impossible])
-def test_a_generator_whose_q_is_not_the_q_it_drew_from_fails(planted):
+@pytest.mark.parametrize(
+    ("planted", "n"), [(raw_row, 150), (argmax_draft, 60), (other_temperature, 200), (impossible, 20)]
+)
+def test_a_generator_whose_q_is_not_the_q_it_drew_from_fails(planted, n):
     target, assistant = tiny_pair(64)
     top_k = 5 if planted is raw_row else 0
     for model in (target, assistant):
         model.generation_config.top_k = top_k
     models = {"target": target, "assistant": assistant, "options": {"top_k": top_k}}
-    assert check_candidates(n=200, planted=planted, **models).verdict == "fail"
+    assert check_candidates(n=n, planted=planted, **models).verdict == "fail"
 
 
 def test_drafts_without_probabilities_cannot_be_tested():

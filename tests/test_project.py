@@ -110,6 +110,7 @@ def test_imports_only_point_upward():
         "rogues",
         "theory",
         "gof",
+        "battery",
         "trace",
         "timing",
         "cache",
