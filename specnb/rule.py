@@ -201,8 +201,9 @@ def _at(probs, ids):
 
 
 def _row(probs, position):
-    index = position[..., None, None].expand(*position.shape, 1, probs.shape[-1])
-    return probs.gather(-2, index)[..., 0, :]
+    rows = probs.reshape(-1, *probs.shape[-2:])  # (n, positions, vocab); picked whole, for a gather moves each number
+    picked = rows[torch.arange(len(rows), device=probs.device), position.reshape(-1)]
+    return picked.reshape(*position.shape, probs.shape[-1])
 
 
 def _wide(values, other):
