@@ -415,7 +415,9 @@ def main():
     parser.add_argument("--target", default="smollm2", help="smollm2 (default), a hub id or a local folder")
     parser.add_argument("--out", type=Path, help="where the draft is kept (default: data/TARGET-draft)")
     parser.add_argument("--work", type=Path, help="where text and checkpoints are kept (default: the cache folder)")
-    parser.add_argument("--text-tokens", type=int, default=2_050_000, help="tokens to synthesise (default 2.05 million)")
+    parser.add_argument(
+        "--text-tokens", type=int, default=2_050_000, help="tokens to synthesise (default 2.05 million)"
+    )
     parser.add_argument("--train-tokens", type=int, default=6_400_000, help="tokens to train on (default 6.4 million)")
     parser.add_argument("--layers", default="0,1,-1", help="layers of the target to keep (default 0,1,-1)")
     parser.add_argument("--vocabulary", type=int, default=8192, help="ids the draft may propose (default 8192)")

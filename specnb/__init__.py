@@ -28,6 +28,8 @@ __all__ = [
     "prompts",
     "sweep",
     "verdict",
+    "compare",
+    "audit",
     "plots",
     "show",
 ]

@@ -16,7 +16,7 @@ EPILOG = """examples:
   specnb generate "Why is the sky blue?" --gamma 4
   specnb sweep                                     the default pair on the project's prompts
   specnb sweep --target ID --draft ID --device cuda --gammas 0-8 --prompts mine.jsonl
-  specnb report data/sweep-smollm2-cpu.json"""
+  specnb report data/sweep-smollm2-cpu.json --compare OTHER.json"""
 
 
 PAIR, SHIPPED_DRAFT = "smollm2", "smollm2-draft"
@@ -72,6 +72,7 @@ def _parser():
     report = commands.add_parser("report", help="print table and verdict of a result file")
     report.add_argument("result", type=Path)
     report.add_argument("--figure", type=Path, help="draw the picture here too")
+    report.add_argument("--compare", type=Path, metavar="OTHER", help="set another result beside it, with differences")
     report.set_defaults(run=_report)
 
     add_audit(commands)
@@ -83,14 +84,9 @@ def _add_sweep(sweep):
     sweep.add_argument("--gammas", type=_gammas, default="0-4,6,8", help="such as 0-8 or 1,2,4 (default 0-4,6,8)")
     sweep.add_argument("--temperatures", type=_floats, default="0,1", help="such as 0,1 (default)")
     sweep.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
-    sweep.add_argument(
-        "--limit", type=_positive, help="use only the first so many prompts (default: 14 of the project's)"
-    )
-    sweep.add_argument(
-        "--max-new-tokens",
-        type=_positive,
-        help="at most so many tokens an answer (default: 24 for the project's prompts)",
-    )
+    sweep.add_argument("--limit", type=_positive, help="only the first so many prompts (default: 14 of the project's)")
+    most = "at most so many tokens an answer (default: 24 for the project's prompts)"
+    sweep.add_argument("--max-new-tokens", type=_positive, help=most)
     sweep.add_argument("--repeats", type=_positive, default=1, help="(default 1)")
     sweep.add_argument("--seed", type=int, default=0, help="(default 0)")
     sweep.add_argument("--out", type=Path, help="result file (default: data/sweep-TARGET-DRAFT-DEVICE.json)")
@@ -243,8 +239,14 @@ def _sweep(arguments):
 
 def _report(arguments):
     from specnb import verdict
+    from specnb.compare import compare
 
-    _show(verdict.load(arguments.result), arguments.result, arguments.figure)
+    result = verdict.load(arguments.result)
+    _show(result, arguments.result, arguments.figure)
+    if arguments.compare is not None:
+        other = verdict.load(arguments.compare)
+        print(f"\nbeside it, b: {verdict.origin(other)}")
+        print(compare(*map(verdict.frame, (result, other))).to_string(index=False, float_format="{:.2f}".format))
     return 0
 
 

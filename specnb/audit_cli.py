@@ -53,9 +53,7 @@ def _add_endpoint(parser):
     parser.add_argument("--temperature", type=float, default=1.0, help="(default 1)")
     parser.add_argument("--concurrency", type=int, default=4, help="requests at once (default 4)")
     parser.add_argument("--seconds", type=float, default=600, help="for everything (default 600)")
-    parser.add_argument(
-        "--options", type=_fields, default={}, help="""more fields, as JSON, such as '{"top_k": 0}'"""
-    )
+    parser.add_argument("--options", type=_fields, default={}, help="""more fields, as JSON, such as '{"top_k": 0}'""")
     _add_level(parser)
     parser.set_defaults(run=_run, audit=_endpoint)
 

@@ -168,7 +168,7 @@ def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
     low, high = 0, 1
     while not rejects(high):
         low, high = high, 2 * high
-    while high - low > 1:  # The power grows with n, so n is found by bisection.
+    while high - low > 1:  # The power grows with n, but for small steps of pooling.
         middle = (low + high) // 2
         low, high = (low, middle) if rejects(middle) else (middle, high)
     return high

@@ -1,8 +1,8 @@
 """Closed forms for the speed of speculative decoding.
 
 It knows an acceptance probability, a draft length and two costs in units of one plain target step. It does not know
-torch or any measurement. The first three functions are Leviathan et al. 2023 (arXiv 2211.17192), under their
-assumption that drafts are accepted independently with the same probability `alpha`; `verify_cost` drops their second
+torch. The functions of `alpha` are Leviathan et al. 2023 (arXiv 2211.17192), under their assumption that drafts are
+accepted independently with that probability, which `empirical_speedup` drops; `verify_cost` drops their second
 assumption, that verifying gamma + 1 tokens costs no more than one step. Read `specnb.verdict` for what was measured.
 """
 
@@ -27,6 +27,43 @@ def tokens_per_round(alpha, gamma):
     )  # The sum is exact where the quotient is 0 / 0, at alpha 1.
 
 
+def accepted_length_law(alpha, gamma):
+    """Law of the number of drafts accepted in a round: a list of gamma + 1 probabilities.
+
+    Examples
+    --------
+    >>> [round(prob, 3) for prob in accepted_length_law(0.8, 3)]
+    [0.2, 0.16, 0.128, 0.512]
+    """
+    _check(alpha, gamma)
+    return [(1 - alpha) * alpha**i for i in range(int(gamma))] + [alpha ** int(gamma)]
+
+
+def empirical_speedup(num_accepted, gamma, cost_ratio, verify_cost=1.0):
+    """`speedup` from accepted lengths that were seen, without the assumption of independent acceptance.
+
+    Parameters
+    ----------
+    num_accepted : sequence of int
+        Drafts accepted in rounds that each drafted at least `gamma`. A shorter round would have accepted the first
+        `gamma` of them.
+    gamma, cost_ratio, verify_cost : as in `speedup`
+
+    Notes
+    -----
+    What is left out: shorter rounds begin at other places of the text, where drafts may be easier or harder.
+
+    Examples
+    --------
+    >>> empirical_speedup([4, 0, 4, 0], 2, 0.0)  # independent acceptance with the same mean would give 1.75
+    2.0
+    """
+    if not len(num_accepted):
+        raise ValueError("num_accepted is empty: no round to predict from")
+    emitted = 1 + sum(min(num, gamma) for num in num_accepted) / len(num_accepted)
+    return emitted / _round_cost(gamma, cost_ratio, verify_cost)
+
+
 def speedup(alpha, gamma, cost_ratio, verify_cost=1.0):
     """Expected speed-up over plain decoding, E(gamma) / (gamma c + v(gamma)).
 
@@ -47,9 +84,7 @@ def speedup(alpha, gamma, cost_ratio, verify_cost=1.0):
     >>> round(speedup(0.75, 7, 0.02), 3)  # its Table 2: T5-XXL, EnDe, small draft, T=0
     3.157
     """
-    if cost_ratio < 0:
-        raise ValueError(f"cost_ratio must be 0 or more, got {cost_ratio}")
-    return tokens_per_round(alpha, gamma) / (gamma * cost_ratio + _verify_cost(verify_cost, gamma))
+    return tokens_per_round(alpha, gamma) / _round_cost(gamma, cost_ratio, verify_cost)
 
 
 def operations_factor(alpha, gamma, operations_ratio):
@@ -98,6 +133,12 @@ def break_even_alpha(gamma, cost_ratio, verify_cost=1.0):
     if speedup(0.0, gamma, cost_ratio, verify_cost) >= 1:
         return 0.0
     return float(brentq(lambda alpha: speedup(alpha, gamma, cost_ratio, verify_cost) - 1, 0.0, 1.0))
+
+
+def _round_cost(gamma, cost_ratio, verify_cost):
+    if cost_ratio < 0:
+        raise ValueError(f"cost_ratio must be 0 or more, got {cost_ratio}")
+    return gamma * cost_ratio + _verify_cost(verify_cost, gamma)
 
 
 def _verify_cost(verify_cost, gamma):

@@ -121,6 +121,30 @@ class Trace:
         return _ratio(sum(r.num_accepted for r in self.rounds), sum(r.num_tested for r in self.rounds))
 
     @property
+    def accepted_per_scored(self):
+        """Accepted drafts over positions the target scored, one more than were drafted: Chen et al. 2023, Figure 1."""
+        return _ratio(sum(r.num_accepted for r in self.rounds), sum(r.num_drafted + 1 for r in self.rounds))
+
+    def vllm_metrics(self):
+        """The same rounds under the names of vLLM's per-request metrics; rounds that drafted nothing are no steps.
+
+        Examples
+        --------
+        >>> trace = Trace(gamma=2, rounds=[Round(2, 2, 3), Round(2, 0, 1), Round(0, 0, 1)])
+        >>> trace.vllm_metrics()["mean_acceptance_length"]
+        2.0
+        """
+        steps = [r for r in self.rounds if r.num_drafted]
+        accepted, drafted = ([getattr(r, name) for r in steps] for name in ("num_accepted", "num_drafted"))
+        return {
+            "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
+            "draft_acceptance_rate": self.accepted_fraction,
+            "acceptance_histogram": [accepted.count(num) for num in range(self.gamma + 1)],
+            "per_step_accepted": accepted,
+            "per_step_drafted": drafted,
+        }
+
+    @property
     def survival(self):
         """`survival[i]` = share of the rounds drafting more than i in which draft i was accepted; None at unused i."""
         if not any(r.num_drafted for r in self.rounds):

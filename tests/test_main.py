@@ -38,6 +38,9 @@ def test_a_sweep_writes_result_and_figure_and_prints_table_and_verdict(folders, 
     assert "T=0.7:" in printed and "3 prompts of 1 kinds" in printed
     assert main(["report", str(folders / "data" / "r.json")]) == 0
     assert capsys.readouterr().out.strip() in printed
+    assert main(["report", str(folders / "data" / "r.json"), "--compare", str(folders / "data" / "r.json")]) == 0
+    beside = capsys.readouterr().out
+    assert "beside it, b:" in beside and beside.count(" 0.00 ") >= 4 and "True" in beside
 
 
 def test_a_finished_result_is_not_overwritten_unasked(folders, capsys):

@@ -118,7 +118,18 @@ def test_imports_only_point_upward():
         "pruned",
         "drafters",
     ]
-    order += ["sampler", "sweep", "verdict", "audit", "audit_generate", "endpoint", "plots", "show", "audit_cli"]
+    order += [
+        "sampler",
+        "sweep",
+        "verdict",
+        "compare",
+        "audit",
+        "audit_generate",
+        "endpoint",
+        "plots",
+        "show",
+        "audit_cli",
+    ]
     order += ["__main__"]
     assert sorted(order) == sorted(path.stem for path in (ROOT / "specnb").glob("*.py") if path.stem != "__init__")
     for path in (ROOT / "specnb").glob("*.py"):

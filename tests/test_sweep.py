@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specnb import sweep, theory, verdict
+from specnb.compare import compare
 from specnb.drafters import ModelDrafter, PromptLookup
 from specnb.models import CausalLM
 from specnb.prompts import load_prompts
@@ -317,6 +318,27 @@ def test_the_last_token_s_plain_round_is_not_a_failed_draft():
         if row["gamma"]:
             row.update(stop_reason="length", rounds=[[4, 4, 5], [0, 0, 1]], num_tokens=6)
     assert verdict.frame(result).query("gamma == 4").num_undrafted.sum() == 0
+
+
+def test_two_results_that_differ_by_noise_are_the_same_and_a_faster_draft_is_not():
+    slow, again, fast = (
+        verdict.frame(simulated(alpha, lambda g: 1 + 0.1 * g, spread=0.3, seed=seed))
+        for alpha, seed in ((0.6, 1), (0.6, 2), (0.8, 3))
+    )
+    table = compare(slow, again, level=0.999)
+    assert list(table.gamma) == [1, 2, 3, 4] and table.same.all(), "four 99.9 % intervals: false alarm below .004"
+    table = compare(slow, fast)
+    assert not table.same.any() and (table.low > 0).all()
+    wanted = theory.speedup(0.8, 3, 0.1) - theory.speedup(0.6, 3, 0.1)
+    assert table.difference[2] == pytest.approx(wanted, abs=0.06)
+    assert (compare(slow, slow)[["difference", "low", "high"]] == 0).all(axis=None)
+
+
+def test_other_prompts_are_resampled_on_their_own():
+    few, many = (verdict.frame(simulated(0.6, lambda g: 1.0, num_prompts=n, seed=n)) for n in (8, 20))
+    assert compare(few, many, level=0.999).same.all()
+    with pytest.raises(ValueError, match="share no temperature, drafter and gamma"):
+        compare(few, many.assign(drafter="other").where(many.gamma > 0, many))
 
 
 def test_what_is_no_result_is_refused(tmp_path):

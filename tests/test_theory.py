@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from specnb import theory
 from specnb.theory import best_gamma, break_even_alpha, operations_factor, speedup, tokens_per_round
 
 # Leviathan et al. 2023, Table 1 (c = c_hat = 0): alpha, gamma -> operations, speed.
@@ -103,3 +104,24 @@ def test_break_even_is_where_the_speed_up_is_one():
 def test_values_out_of_range_are_refused(call):
     with pytest.raises(ValueError):
         call()
+
+
+def test_the_accepted_length_law_has_the_mean_of_equation_1():
+    for alpha, gamma in ((0.0, 3), (0.62, 7), (1.0, 4), (0.5, 0)):
+        law = theory.accepted_length_law(alpha, gamma)
+        assert len(law) == gamma + 1 and sum(law) == pytest.approx(1)
+        mean = sum(num * prob for num, prob in enumerate(law))
+        assert 1 + mean == pytest.approx(theory.tokens_per_round(alpha, gamma))
+
+
+def test_an_empirical_process_predicts_what_independence_cannot():
+    # Half of the rounds accept everything, half nothing: alpha_hat is .8, and long drafts pay more than it says.
+    seen = [4, 0] * 50
+    alpha_hat = 4 / 5
+    assert theory.empirical_speedup(seen, 1, 0.1) < theory.speedup(alpha_hat, 1, 0.1)
+    assert theory.empirical_speedup(seen, 4, 0.1, [1.0, 1.1, 1.2, 1.3, 1.4]) == pytest.approx(3 / 1.8)
+    rng = np.random.default_rng(0)
+    independent = (rng.random((50_000, 6)) < 0.7).cumprod(1).sum(1).tolist()
+    assert theory.empirical_speedup(independent, 6, 0.1) == pytest.approx(theory.speedup(0.7, 6, 0.1), rel=0.01)
+    with pytest.raises(ValueError, match="num_accepted is empty"):
+        theory.empirical_speedup([], 2, 0.1)

@@ -1,5 +1,6 @@
 import pytest
 
+from specnb import theory
 from specnb.trace import Round, Trace
 
 TRACE = Trace(4, [Round(4, 4, 5, 1, 2, 3), Round(4, 1, 2, 1, 1, 1), Round(0, 0, 1, 0, 1, 0), Round(2, 0, 1, 1, 1, 1)])
@@ -50,3 +51,29 @@ def test_nothing_drafted_leaves_rates_undefined():
     empty = Trace(4)
     assert empty.tokens_per_round is empty.ttft_sec is empty.sec_per_token is empty.decode_sec_per_token is None
     assert empty.accepted_histogram == [0] * 5
+
+
+def test_six_things_called_acceptance_rate_on_one_run():
+    """At i.i.d. alpha .8 and gamma 5, rounds in the proportions of the law: .800, .538, .448, 3.689, .8 .64 .512 ..."""
+    counts = [round(100_000 * prob) for prob in theory.accepted_length_law(0.8, 5)]
+    rounds = [Round(5, num, num + 1) for num, count in enumerate(counts) for _ in range(count)]
+    trace = Trace(5, rounds)
+    assert trace.alpha_hat == pytest.approx(0.8, abs=5e-4)
+    assert trace.accepted_fraction == pytest.approx(0.538, abs=5e-4)
+    assert trace.accepted_per_scored == pytest.approx(0.448, abs=5e-4)
+    assert trace.tokens_per_round == pytest.approx(3.689, abs=5e-4)
+    assert trace.survival == pytest.approx([0.8, 0.64, 0.512, 0.41, 0.328], abs=5e-4)
+    biased = sum(r.num_accepted + 1 for r in rounds) / sum(r.num_drafted + 1 for r in rounds)  # SGLang before PR #23530
+    assert biased == pytest.approx(0.615, abs=5e-4)
+    exported = trace.vllm_metrics()
+    assert exported["mean_acceptance_length"] == trace.tokens_per_round
+    assert exported["draft_acceptance_rate"] == trace.accepted_fraction
+    assert exported["acceptance_histogram"] == trace.accepted_histogram == counts
+
+
+def test_rounds_without_drafts_are_no_steps_for_vllm():
+    trace = Trace(2, [Round(0, 0, 1), Round(2, 1, 2), Round(0, 0, 1)])
+    exported = trace.vllm_metrics()
+    assert (exported["per_step_accepted"], exported["per_step_drafted"]) == ([1], [2])
+    assert exported["mean_acceptance_length"] == 2 and exported["acceptance_histogram"] == [0, 1, 0]
+    assert Trace(2, [Round(0, 0, 1)]).vllm_metrics()["mean_acceptance_length"] is None
