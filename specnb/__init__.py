@@ -24,6 +24,7 @@ __all__ = [
     "models",
     "pruned",
     "drafters",
+    "adaptive",
     "sampler",
     "prompts",
     "sweep",

@@ -138,10 +138,11 @@ def break_even_alpha(gamma, cost_ratio, verify_cost=1.0):
 def _round_cost(gamma, cost_ratio, verify_cost):
     if cost_ratio < 0:
         raise ValueError(f"cost_ratio must be 0 or more, got {cost_ratio}")
-    return gamma * cost_ratio + _verify_cost(verify_cost, gamma)
+    return gamma * cost_ratio + verify_cost_at(verify_cost, gamma)
 
 
-def _verify_cost(verify_cost, gamma):
+def verify_cost_at(verify_cost, gamma):
+    """The cost of verifying gamma + 1 tokens, from a number, a sequence by gamma or a callable."""
     if callable(verify_cost):
         cost = verify_cost(gamma)
     elif isinstance(verify_cost, Real):

@@ -117,6 +117,7 @@ def test_imports_only_point_upward():
         "models",
         "pruned",
         "drafters",
+        "adaptive",
     ]
     order += [
         "sampler",

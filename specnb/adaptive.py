@@ -1,0 +1,116 @@
+"""How long to draft, decided while drafting or from one round to the next; the output law stays the target's.
+
+A stopping rule may look at everything drafted so far, the newest token included, as long as that token stays in the
+block. Dropping it because it looked bad is what biases the output: the tokens that remain were then not drawn from the
+probabilities reported ("low-confidence draft discarded" in `specnb.rogues`). It does not know models. Read
+`specnb.drafters` before.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from specnb.drafters import Drafter
+from specnb.theory import verify_cost_at
+
+
+@dataclass(frozen=True)
+class BelowThreshold:
+    """Stop after a token of less confidence: `assistant_confidence_threshold` of transformers, .4 by default there.
+
+    Examples
+    --------
+    >>> stop = BelowThreshold(0.4)
+    >>> stop([0.9]), stop([0.9, 0.3])
+    (False, True)
+    """
+
+    threshold: float
+
+    def __post_init__(self):
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold is a probability, got {self.threshold}")
+
+    def __call__(self, confidences):
+        return confidences[-1] < self.threshold
+
+
+@dataclass(frozen=True)
+class CostAware:
+    """Stop when one more draft would buy no more per unit of time than the block so far.
+
+    Parameters
+    ----------
+    cost_ratio, verify_cost : as in `theory.speedup`, measured
+    reliability : float
+        Odds that a draft is accepted over its confidence; 1 takes confidences at their word.
+
+    Notes
+    -----
+    With a_i the estimated odds of draft i, n drafts emit 1 + sum of prod(a_1..a_i) tokens at a cost of n c + v(n). The
+    next draft is expected to be as likely as the mean of those so far; it adds prod(a_1..a_n) times that, and costs
+    c + v(n+1) - v(n). Drafting stops where that ratio is no better than the one of the whole block.
+
+    Examples
+    --------
+    >>> stop = CostAware(cost_ratio=0.1, verify_cost=lambda gamma: 1 + 0.05 * gamma)
+    >>> stop([0.9]), stop([0.9, 0.9, 0.1])
+    (False, True)
+    """
+
+    cost_ratio: float
+    verify_cost: Any = 1.0
+    reliability: float = 1.0
+
+    def __call__(self, confidences):
+        odds = [min(self.reliability * confidence, 1.0) for confidence in confidences]
+        num, reached = len(odds), list(accumulate(odds, mul))
+        here, further = (verify_cost_at(self.verify_cost, gamma) for gamma in (num, num + 1))
+        gain = reached[-1] * sum(odds) / num
+        return gain * (num * self.cost_ratio + here) <= (1 + sum(reached)) * (self.cost_ratio + further - here)
+
+
+class Heuristic(Drafter):
+    """The old schedule of transformers: two drafts more after a block accepted whole, one less after another.
+
+    Each run begins with `start` again ("heuristic_transient" there); the run's gamma is the most.
+
+    Parameters
+    ----------
+    drafter : Drafter
+    start : int
+    """
+
+    def __init__(self, drafter, start=5):
+        if start < 1:
+            raise ValueError(f"start must be at least 1, got {start}")
+        self.drafter, self.start = drafter, start
+        self._forget()
+
+    def _forget(self):
+        self._length, self._proposed = self.start, None
+
+    @property
+    def context_length(self):
+        return self.drafter.context_length
+
+    def reset(self, target):
+        self.drafter.reset(target)
+        self._forget()
+
+    def propose(self, prefix_ids, gamma, sampling, draw, target):
+        ids, probs = self.drafter.propose(prefix_ids, min(gamma, self._length), sampling, draw, target)
+        self._proposed = len(prefix_ids), ids.shape[-1]
+        return ids, probs
+
+    def rollback(self, length):
+        self.drafter.rollback(length)
+        if self._proposed is not None:
+            num_committed, num_drafted = self._proposed
+            whole = length - num_committed >= num_drafted  # The target has read what was committed and accepted.
+            self._length = self._length + 2 if whole else max(self._length - 1, 1)
+            self._proposed = None
+
+    def describe(self):
+        return {"id": "Heuristic", "start": self.start, "drafter": self.drafter.describe()}

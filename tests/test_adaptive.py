@@ -1,0 +1,125 @@
+"""Stopping early changes how long blocks are, never what is emitted; dropping the token that was judged does."""
+
+import numpy as np
+import pytest
+import torch
+
+from specnb import exact
+from specnb.adaptive import BelowThreshold, CostAware, Heuristic
+from specnb.battery import battery
+from specnb.drafters import ModelDrafter, PromptLookup
+from specnb.models import CausalLM, TableModel
+from specnb.probs import Sampling
+from specnb.rogues import example_draft, example_target
+from specnb.sampler import autoregressive, speculative
+from tests.conftest import tiny_model
+
+LAW = exact.sequence_law(example_target, 4)
+STOPS = {
+    "threshold": BelowThreshold(0.45),
+    "cost-aware": CostAware(0.2, [1.0, 1.1, 1.3, 1.6, 2.0]),
+}
+
+
+def table_pair():
+    return [TableModel(lambda prefix, row=row: row(prefix[1:]), 3) for row in (example_target, example_draft)]
+
+
+def sampler(wrap, gamma=3):
+    target, draft = table_pair()
+    drafter = wrap(draft)
+
+    def draw(n):
+        generator, ids = torch.Generator().manual_seed(0), np.empty((n, 4), dtype=int)
+        for run in range(n):
+            ids[run] = speculative(target, drafter, [0], gamma=gamma, max_new_tokens=4, generator=generator).ids
+        return ids
+
+    return draw
+
+
+class DropsTheLast(ModelDrafter):
+    """The wrong variant: the token that ended the block is taken out of it."""
+
+    def propose(self, *arguments):
+        ids, probs = super().propose(*arguments)
+        gamma = arguments[1]
+        keep = ids.shape[-1] - (0 < ids.shape[-1] < gamma or self.stop([probs[0, -1, ids[0, -1]].item()]))
+        return ids[:, :keep], probs[:, :keep]
+
+
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
+def test_stopping_after_a_token_that_stays_keeps_the_law(stop):
+    found = battery(sampler(lambda draft: ModelDrafter(draft, stop=stop)), LAW, n=800)
+    assert found.verdict == "pass", f"{found}\n(odds of a false alarm: .001)"
+
+
+def test_stopping_and_dropping_the_token_fails():
+    found = battery(sampler(lambda draft: DropsTheLast(draft, stop=BelowThreshold(0.45))), LAW, n=800)
+    assert found.verdict == "fail"
+
+
+def test_the_heuristic_keeps_the_law():
+    found = battery(sampler(lambda draft: Heuristic(ModelDrafter(draft), start=2), gamma=4), LAW, n=800)
+    assert found.verdict == "pass", f"{found}\n(odds of a false alarm: .001)"
+
+
+def test_a_block_ends_with_the_first_token_below_the_threshold():
+    _, draft = table_pair()
+    # After (): .2 .3 .5; after token 2: .7 .2 .1. Uniforms choose tokens 2, 0 and then 0 again (.2, after token 0).
+    uniforms = torch.tensor([[0.9, 0.1, 0.1, 0.1]], dtype=torch.float64)
+    drafter = ModelDrafter(draft, stop=BelowThreshold(0.45))
+    target, _ = table_pair()
+    ids, probs = drafter.propose([0], 4, Sampling(), lambda n: uniforms[:, :n], target)
+    assert ids.tolist() == [[2, 0, 0]] and probs.shape == (1, 3, 3)
+    assert probs[0, 2].tolist() == pytest.approx([0.2, 0.3, 0.5])
+
+
+def test_greedy_confidence_is_the_raw_softmax_not_the_one_hot_row():
+    target, draft = CausalLM(tiny_model("Llama")), CausalLM(tiny_model("Llama", layers=1, seed=1))
+    drafter = ModelDrafter(draft, stop=BelowThreshold(0.99))
+    greedy = Sampling(temperature=0)
+    generation = speculative(target, drafter, [1, 2, 3], gamma=4, max_new_tokens=12, sampling=greedy)
+    assert {r.num_drafted for r in generation.trace.rounds} <= {0, 1}  # a random model is never so sure
+    assert generation.ids == autoregressive(target, [1, 2, 3], max_new_tokens=12, sampling=greedy).ids
+
+
+def test_the_cost_aware_rule_agrees_with_the_best_constant_length_where_odds_are_constant():
+    from specnb.theory import best_gamma, speedup
+
+    for alpha in (0.3, 0.5, 0.7, 0.8, 0.9):
+        for cost_ratio in (0.02, 0.05, 0.1, 0.2):
+            stop, length = CostAware(cost_ratio), 1
+            while not stop([alpha] * length):
+                length += 1
+            assert length == max(best_gamma(alpha, cost_ratio), 1), (alpha, cost_ratio)
+
+
+def test_free_drafts_never_stop_and_a_costly_verification_does():
+    assert not CostAware(0.0)([0.5, 0.01])
+    assert CostAware(0.0, [1.0, 1.0, 9.0])([0.9])
+    assert CostAware(0.1, reliability=0.1)([0.9]) and not CostAware(0.1)([0.9])
+
+
+def test_the_heuristic_follows_its_schedule_and_forgets_between_runs():
+    target, draft = CausalLM(tiny_model("Llama")), CausalLM(tiny_model("Llama"))
+    greedy, heuristic = Sampling(temperature=0), Heuristic(ModelDrafter(draft), start=2)
+    for _ in range(2):
+        trace = speculative(target, heuristic, [1, 2, 3], gamma=7, max_new_tokens=40, sampling=greedy).trace
+        assert [r.num_drafted for r in trace.rounds][:5] == [2, 4, 6, 7, 7]  # equal models accept everything
+    wrong = Heuristic(ModelDrafter(CausalLM(tiny_model("Llama", seed=5))), start=4)
+    trace = speculative(target, wrong, [1, 2, 3], gamma=7, max_new_tokens=40, sampling=greedy).trace
+    lengths, seen = [4], trace.rounds
+    for r in seen[:-4]:
+        assert r.num_drafted == min(lengths[-1], 7)
+        lengths.append(lengths[-1] + 2 if r.num_accepted == r.num_drafted else max(lengths[-1] - 1, 1))
+
+
+def test_what_they_are_is_in_a_result_file_and_bad_values_are_refused():
+    assert Heuristic(PromptLookup()).describe()["start"] == 5
+    model = CausalLM(tiny_model("Llama"))
+    assert "threshold=0.4" in ModelDrafter(model, stop=BelowThreshold(0.4)).describe()["stop"]
+    with pytest.raises(ValueError, match=r"threshold is a probability, got 1.5"):
+        BelowThreshold(1.5)
+    with pytest.raises(ValueError, match="start must be at least 1"):
+        Heuristic(PromptLookup(), start=0)
