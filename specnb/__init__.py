@@ -23,6 +23,7 @@ __all__ = [
     "cache",
     "models",
     "pruned",
+    "costs",
     "drafters",
     "adaptive",
     "sampler",

@@ -1,7 +1,7 @@
 """Clocks, peak memory, and what machine this is.
 
-It knows devices and time. It does not know sampling. Nothing here synchronises a GPU on its own account: a round has
-one host synchronisation already (its result is read), and the clock is read there. Read `specnb.sweep` next.
+It knows devices and time. It does not know sampling. A generation is never synchronised on the clock's account: a round
+has one host synchronisation already (its result is read), and the clock is read there. Read `specnb.costs` next.
 """
 
 import platform
@@ -53,6 +53,12 @@ class RoundClock:
         if self._make_event:
             return earlier.elapsed_time(later) / 1000  # CUDA events count milliseconds.
         return later - earlier
+
+
+def synchronize(device):
+    """Wait until the device has done all it was asked to."""
+    if device.type in ("cuda", "mps"):
+        getattr(torch, device.type).synchronize()
 
 
 def _cuda_event():
