@@ -34,7 +34,7 @@ from specnb.timing import environment
 LEVEL, FAMILY_LEVEL, CERTAIN = 0.001, 0.001, 0.99999
 VOCAB, GAMMA = 3, 2
 LENGTH = {"first token": 1, "round": 3, "sequence": 4}  # Tokens that the named test looks at.
-BATTERY_DRAWS, LOOP_DRAWS = 5000, 400
+BATTERY_DRAWS, LOOP_DRAWS = 5000, 300
 TARGET, DRAFT = (row(()) for row in (example_target, example_draft))  # The pair of the power table.
 PAIR = (example_target, example_draft)
 
