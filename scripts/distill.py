@@ -223,13 +223,21 @@ def soft_target_loss(draft_logits, target_logits, log_total, overlap_weight):
         acceptance pays for; its gradient is poor while the draft is far off (Zhou et al. 2023, DistillSpec). Half of
         it is taken at temperature 1 and half at temperature 1/2, nearer to what greedy decoding pays for.
     """
-    log_target = target_logits.float() - log_total[:, None]
-    target_probs = log_target.exp()
-    log_draft = draft_logits.float().log_softmax(-1)
-    overlap = torch.minimum(target_probs, log_draft.exp()).sum(-1).mean()
+    log_target, log_draft = log_probs(draft_logits, target_logits, log_total)
+    target_probs, overlap = log_target.exp(), mean_overlap(log_target, log_draft)
     divergence = (target_probs * (log_target - log_draft)).sum(-1).mean()
-    sharp = torch.minimum((2 * log_target).softmax(-1), (2 * log_draft).softmax(-1)).sum(-1).mean()
+    sharp = mean_overlap((2 * log_target).log_softmax(-1), (2 * log_draft).log_softmax(-1))
     return (1 - overlap_weight) * divergence + overlap_weight * (1 - (overlap + sharp) / 2), overlap.detach()
+
+
+def log_probs(draft_logits, target_logits, log_total):
+    """Of target and draft, over the draft's ids."""
+    return target_logits.float() - log_total[:, None], draft_logits.float().log_softmax(-1)
+
+
+def mean_overlap(log_target, log_draft):
+    """Mean over positions of sum min(p, q)."""
+    return torch.minimum(log_target.exp(), log_draft.exp()).sum(-1).mean()
 
 
 def positions(draft, shard, rows):
@@ -288,7 +296,7 @@ def held_out_overlap(draft, head, shards, rows=16, every=3, chunk=1024):
     for shard in shards:
         for chosen in torch.arange(0, len(shard["ids"]), every).split(rows):
             for ours, theirs, total in zip(*(x.split(chunk) for x in positions(draft, shard, chosen)), strict=True):
-                found = soft_target_loss(F.linear(ours, head), F.linear(theirs, head), total, 1.0)[1]
+                found = mean_overlap(*log_probs(F.linear(ours, head), F.linear(theirs, head), total))
                 overlap, num = overlap + found.item() * len(ours), num + len(ours)
     return overlap / num
 

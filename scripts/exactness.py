@@ -21,7 +21,7 @@ from rich.progress import track
 from scipy import stats
 
 from specnb import exact, sweep
-from specnb.battery import battery
+from specnb.battery import against, battery
 from specnb.drafters import ModelDrafter
 from specnb.gof import chi_square, exact_power, sample_size
 from specnb.models import TableModel
@@ -34,44 +34,35 @@ from specnb.timing import environment
 LEVEL, FAMILY_LEVEL, CERTAIN = 0.001, 0.001, 0.99999
 VOCAB, GAMMA = 3, 2
 LENGTH = {"first token": 1, "round": 3, "sequence": 4}  # Tokens that the named test looks at.
-BATTERY_DRAWS, LOOP_DRAWS = 5000, 300
+BATTERY_DRAWS, LOOP_DRAWS = 5000, 1000
 TARGET, DRAFT = (row(()) for row in (example_target, example_draft))  # The pair of the power table.
 PAIR = (example_target, example_draft)
 
 
-def cut(law, length):
-    """The law of the first `length` tokens."""
-    first = {}
-    for tokens, mass in law.items():
-        first[tokens[:length]] = first.get(tokens[:length], 0) + mass
-    return first
-
-
 def aligned(right, wrong):
-    """(sequences, right law, wrong law) over all sequences that either can emit, as floats."""
+    """Both laws as floats, over all sequences that either can emit."""
     known = sorted({*right, *wrong})
-    return known, *([float(law.get(tokens, 0)) for tokens in known] for law in (right, wrong))
+    return ([float(law.get(tokens, 0)) for tokens in known] for law in (right, wrong))
 
 
-def rejects(ids, known, probs):
-    index = {tokens: i for i, tokens in enumerate(known)}
-    rows, counts = np.unique(ids, axis=0, return_counts=True)
-    seen = np.zeros(len(known))
-    for row, count in zip(rows.tolist(), counts, strict=True):
-        seen[index[tuple(row)]] = count
-    return chi_square(seen, probs, alpha=LEVEL).verdict == "fail"
+def rejections(draw, n, right, seeds):
+    """In how many of so many seeds the first tokens of `n` runs are rejected as draws from `right`."""
+    length = max(map(len, right))
+    return sum(
+        against(draw(n, np.random.default_rng(seed))[0][:, :length], right, alpha=LEVEL).verdict == "fail"
+        for seed in range(seeds)
+    )
 
 
 def single_tests(seeds):
     """The eight rules of the power table on its pair: first token, gamma 1, at the n of power .99."""
     lines = []
     for rogue in track(ROGUES[:8], description="single tests"):
-        law = cut(rogue.law(lambda _: TARGET, lambda _: DRAFT, 1, 2), 1)
-        known, probs, wrong = aligned({(x,): mass for x, mass in enumerate(TARGET)}, law)
+        right, fixed = exact.sequence_law(lambda _: TARGET, 1), (lambda _: TARGET, lambda _: DRAFT)
+        probs, wrong = aligned(right, exact.first_tokens(rogue.law(*fixed, 1, 2), 1))
         n = sample_size(probs, wrong, alpha=LEVEL)
         power = exact_power(probs, wrong, n, alpha=LEVEL)
-        draw = rogue.sampler(lambda _: TARGET, lambda _: DRAFT, 1, 2)
-        found = sum(rejects(draw(n, np.random.default_rng(seed))[0][:, :1], known, probs) for seed in range(seeds))
+        found = rejections(rogue.sampler(*fixed, 1, 2), n, right, seeds)
         low, high = (int(x) for x in stats.binom.interval(0.999, seeds, power))
         lines.append(
             {"sampler": rogue.name, "n": n, "approximate_power": 0.99, "exact_power": power}
@@ -86,11 +77,10 @@ def named_tests(seeds):
     for rogue in track(ROGUES, description="named tests"):
         length = LENGTH[rogue.exposed_by]
         longest = max(length, GAMMA + 1)
-        wrong = cut(rogue.law(*PAIR, GAMMA, longest), length)
-        known, probs, wrong = aligned(rogue.right_law(example_target, length), wrong)
+        right = rogue.right_law(example_target, length)
+        probs, wrong = aligned(right, exact.first_tokens(rogue.law(*PAIR, GAMMA, longest), length))
         n = sample_size(probs, wrong, alpha=LEVEL, power=CERTAIN)
-        draw = rogue.sampler(*PAIR, GAMMA, longest)
-        found = sum(rejects(draw(n, np.random.default_rng(seed))[0][:, :length], known, probs) for seed in range(seeds))
+        found = rejections(rogue.sampler(*PAIR, GAMMA, longest), n, right, seeds)
         distance = sum(abs(a - b) for a, b in zip(probs, wrong, strict=True)) / 2
         lines.append(
             {"sampler": rogue.name, "test": rogue.exposed_by, "total_variation": distance, "n": n, "rejected": found}
@@ -102,47 +92,50 @@ def named_tests(seeds):
 def by_verify():
     """The package's rule on tensors, all runs at once: (n, rng) -> (ids, num_accepted), as `rogues.sampler_of`."""
     length = LENGTH["sequence"]
-    tables = {}
-    for tokens in (t for size in range(length) for t in np.ndindex(*[VOCAB] * size)):
-        tables[tokens] = [torch.tensor([float(x) for x in row(tokens)], dtype=torch.float64) for row in PAIR]
+    tables = [{}, {}]  # of target and draft: prefix -> row
+    for prefix in (ids for size in range(length) for ids in np.ndindex(*[VOCAB] * size)):
+        for table, model in zip(tables, PAIR, strict=True):
+            table[prefix] = torch.tensor([float(x) for x in model(prefix)], dtype=torch.float64)
 
     def rows(which, prefixes):
-        return torch.stack([tables[tuple(prefix)][which] for prefix in prefixes])
+        return torch.stack([tables[which][tuple(prefix)] for prefix in prefixes])
 
     def draw(n, rng):
         ids, num_accepted = (np.full((n, length), -1) for _ in range(2))
-        done = np.zeros(n, dtype=int)
-        for turn in range(length):
-            for num_committed in range(turn, length):
-                runs = np.flatnonzero(done == num_committed)
-                block = min(GAMMA, length - num_committed - 1)
-                if len(runs) == 0:
-                    continue
-                prefixes, drafts, draft_rows = ids[runs, :num_committed], [], []
-                target_rows = [rows(0, prefixes)]
-                for _ in range(block):
-                    draft_rows.append(rows(1, prefixes))
-                    reached = torch.from_numpy(rng.random((len(runs), 1)))
-                    drafts.append((draft_rows[-1].cumsum(-1) <= reached).sum(-1))
-                    prefixes = np.column_stack([prefixes, drafts[-1]])
-                    target_rows.append(rows(0, prefixes))
-                verdict = verify(
-                    torch.stack(target_rows, 1),
-                    torch.stack(draft_rows, 1) if block else torch.empty(len(runs), 0, VOCAB, dtype=torch.float64),
-                    torch.stack(drafts, 1) if block else torch.empty(len(runs), 0, dtype=torch.long),
-                    torch.from_numpy(rng.random((len(runs), block + 1))),
-                )
-                num = verdict.num_accepted.numpy()
-                for position in range(block):
-                    kept = runs[num > position]
-                    ids[kept, num_committed + position] = drafts[position].numpy()[num > position]
-                ids[runs, num_committed + num] = verdict.next_id.numpy()
-                num_accepted[runs, turn] = num
-                done[runs] = -num_committed - num - 1  # Negative until the turn is over.
-            done = np.abs(done)
+        done, turn = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
+        for num_done in range(length):  # A round emits a token at least, so each run has at most one from here.
+            runs = np.flatnonzero(done == num_done)
+            if len(runs):
+                emitted, num = _round_by_verify(rows, ids[runs, :num_done], min(GAMMA, length - num_done - 1), rng)
+                ids[runs, num_done : num_done + emitted.shape[1]] = emitted
+                num_accepted[runs, turn[runs]] = num
+                done[runs], turn[runs] = num_done + num + 1, turn[runs] + 1
         return ids, num_accepted
 
     return draw
+
+
+def _round_by_verify(rows, prefixes, block, rng):
+    """One round of runs that have emitted as much: ids emitted `(runs, block + 1)`, -1 after them; drafts accepted."""
+    seen, draft_rows = prefixes, []
+    target_rows = [rows(0, seen)]
+    for _ in range(block):
+        draft_rows.append(rows(1, seen))
+        drafts = (draft_rows[-1].cumsum(-1) <= torch.from_numpy(rng.random((len(seen), 1)))).sum(-1)
+        seen = np.column_stack([seen, drafts])
+        target_rows.append(rows(0, seen))
+    target_rows = torch.stack(target_rows, 1)
+    draft_ids = torch.from_numpy(seen[:, prefixes.shape[1] :])
+    verdict = verify(
+        target_rows,
+        torch.stack(draft_rows, 1) if block else target_rows[:, :0],
+        draft_ids,
+        torch.from_numpy(rng.random((len(seen), block + 1))),
+    )
+    num = verdict.num_accepted.numpy()[:, None]
+    places = np.arange(block + 1)
+    emitted = np.where(places < num, np.pad(draft_ids.numpy(), ((0, 0), (0, 1))), -1)
+    return np.where(places == num, verdict.next_id.numpy()[:, None], emitted), num[:, 0]
 
 
 def by_loop():

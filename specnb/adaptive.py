@@ -11,8 +11,35 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from specnb.drafters import Drafter
+from specnb.drafters import Drafter, ModelDrafter
 from specnb.theory import verify_cost_at
+
+
+class EarlyStop(ModelDrafter):
+    """A model that ends a block early, after a token that stays in it.
+
+    Parameters
+    ----------
+    model : LanguageModel
+    stop : callable, list of the block's confidences so far -> bool
+        A confidence is the probability of a drafted token by the raw softmax of the draft's logits, before any
+        processor, as transformers reads it; under greedy decoding the processed one would always be 1. Reading it
+        waits for the device. A block that has its full length is not asked about.
+    sampling : Sampling, optional, as for `ModelDrafter`
+    """
+
+    def __init__(self, model, stop, sampling=None):
+        super().__init__(model, sampling)
+        self.stop = stop
+
+    def ends_block(self, position, logits, new_ids):
+        if position == 0:
+            self._confidences = []
+        self._confidences.append(logits.float().softmax(-1).gather(-1, new_ids).item())
+        return self.stop(self._confidences)
+
+    def describe(self):
+        return {**super().describe(), "stop": str(self.stop)}
 
 
 @dataclass(frozen=True)
@@ -89,7 +116,7 @@ class Heuristic(Drafter):
         self._forget()
 
     def _forget(self):
-        self._length, self._proposed = self.start, None
+        self._length, self._proposed = self.start, (0, 0)  # of the last block: tokens committed before it, its length
 
     @property
     def context_length(self):
@@ -106,11 +133,11 @@ class Heuristic(Drafter):
 
     def rollback(self, length):
         self.drafter.rollback(length)
-        if self._proposed is not None:
-            num_committed, num_drafted = self._proposed
+        num_committed, num_drafted = self._proposed
+        if num_drafted:  # A round for which nothing was proposed says nothing.
             whole = length - num_committed >= num_drafted  # The target has read what was committed and accepted.
             self._length = self._length + 2 if whole else max(self._length - 1, 1)
-            self._proposed = None
+            self._proposed = (0, 0)
 
     def describe(self):
         return {"id": "Heuristic", "start": self.start, "drafter": self.drafter.describe()}

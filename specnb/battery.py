@@ -127,6 +127,23 @@ class Battery:
         )
 
 
+def against(ids, law, *, position=None, alpha=0.001):
+    """`chi_square` of whole sequences, or of one position of them, against their law.
+
+    Parameters
+    ----------
+    ids : int array of shape `(n, length)`, -1 after a stop
+    law : dict, tuple of at most `length` ids -> probability; a sequence it does not know is impossible
+    position : int, optional
+    """
+    length = ids.shape[1]
+    known = np.array([[*tokens, *[-1] * (length - len(tokens))] for tokens in law])
+    looked_at = slice(None) if position is None else [position]
+    rows, codes = np.unique(np.concatenate([known, ids])[:, looked_at], axis=0, return_inverse=True)
+    mass = np.bincount(codes[: len(law)], [float(mass) for mass in law.values()], minlength=len(rows))
+    return chi_square(np.bincount(codes[len(law) :], minlength=len(rows)), mass, alpha=alpha)
+
+
 def battery(sampler, law, *, n, accepted_law=None, alpha=0.001):
     """Test a sampler against the law of whole sequences.
 
@@ -160,21 +177,10 @@ def battery(sampler, law, *, n, accepted_law=None, alpha=0.001):
     ids, length = np.asarray(ids), max(map(len, law))
     if ids.shape != (n, length):
         raise ValueError(f"the sampler gave ids of shape {ids.shape}; asked were {n} sequences of {length}")
-    keys = np.array([[*tokens, *[-1] * (length - len(tokens))] for tokens in law])
-    probs = np.array([float(mass) for mass in law.values()])
-    results = {}
-    if length > 1:
-        results = {f"token {i + 1}": _against(ids[:, [i]], keys[:, [i]], probs) for i in range(length)}
-    results["sequence"] = _against(ids, keys, probs)
+    results = {f"token {i + 1}": against(ids, law, position=i, alpha=alpha) for i in range(length) if length > 1}
+    results["sequence"] = against(ids, law, alpha=alpha)
     if accepted_law is not None and accepted is not None:
         counts = np.bincount(np.asarray(accepted)[:, 0], minlength=len(accepted_law))
-        results["accepted drafts"] = chi_square(counts, [float(mass) for mass in accepted_law])
-    results["next draw"] = independence(ids[: n // 2 * 2 : 2, 0], ids[1::2, 0])
+        results["accepted drafts"] = chi_square(counts, [float(mass) for mass in accepted_law], alpha=alpha)
+    results["next draw"] = independence(ids[: n // 2 * 2 : 2, 0], ids[1::2, 0], alpha=alpha)
     return Battery(results, alpha)
-
-
-def _against(seen, keys, probs):
-    """Chi-square of rows seen against a law given by rows and their probabilities; an unknown row is impossible."""
-    rows, codes = np.unique(np.concatenate([keys, seen]), axis=0, return_inverse=True)
-    mass = np.bincount(codes[: len(keys)], probs, minlength=len(rows))
-    return chi_square(np.bincount(codes[len(keys) :], minlength=len(rows)), mass)

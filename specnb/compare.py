@@ -6,7 +6,7 @@ It knows frames of `specnb.verdict`. It does not know what differs between the t
 import numpy as np
 import pandas as pd
 
-from specnb.verdict import NUM_RESAMPLES, speedups, summary
+from specnb.verdict import NUM_RESAMPLES, speedups
 
 
 def compare(rows, others, *, level=0.95):
@@ -38,7 +38,7 @@ def compare(rows, others, *, level=0.95):
     for temperature in sorted({*rows.temperature} & {*others.temperature}):
         parts = [part[part.temperature == temperature] for part in (rows, others)]
         ours, theirs = (speedups(part) for part in parts)
-        plain = [summary(part).query("gamma == 0").sec_per_token.iloc[0] for part in parts]
+        plain = [_sec_per_token(part[part.gamma == 0]) for part in parts]
         for arm in [arm for arm in ours if arm in theirs and arm[1] > 0]:
             differences = (theirs[arm] if paired else theirs[arm][shuffled]) - ours[arm]
             low, high = np.nanpercentile(differences[1:], [50 * (1 - level), 50 * (1 + level)])
@@ -50,3 +50,7 @@ def compare(rows, others, *, level=0.95):
     if not lines:
         raise ValueError("the two results share no temperature, drafter and gamma that drafts; nothing can be compared")
     return pd.DataFrame(lines)
+
+
+def _sec_per_token(rows):
+    return (rows.total_sec * rows.weight).sum() / (rows.num_tokens * rows.weight).sum()

@@ -62,14 +62,10 @@ class ModelDrafter(Drafter):
     sampling : Sampling, optional
         How drafts are drawn; by default as the run samples. Any choice is exact, because the probabilities
         returned are those drawn from.
-    stop : callable, list of confidences -> bool, optional
-        Ends the block after the token just drafted, which stays in it: see `specnb.adaptive`. A confidence is the
-        probability of a drafted token by the raw softmax of the draft's logits, before any processor, as transformers
-        reads it; under greedy decoding the processed one would always be 1. Reading it waits for the device.
     """
 
-    def __init__(self, model, sampling=None, stop=None):
-        self.model, self.sampling, self.stop = model, sampling, stop
+    def __init__(self, model, sampling=None):
+        self.model, self.sampling = model, sampling
         self._checked = None
 
     @property
@@ -89,7 +85,7 @@ class ModelDrafter(Drafter):
         uniforms = draw(gamma).to(self.model.device)  # (1, gamma)
         new_ids = torch.tensor([prefix_ids[self.model.length :]], device=self.model.device)
         prefix = torch.tensor(prefix_ids, device=self.model.device) if sampling.needs_prefix else None
-        ids, probs, confidences = [], [], []
+        ids, probs = [], []
         for i in range(gamma):
             # The first forward also feeds what the target committed since, so nothing is ever missing in the cache.
             logits = self.model.forward(new_ids, num_logits=1)[:, 0]  # (1, vocab)
@@ -98,20 +94,22 @@ class ModelDrafter(Drafter):
             drawn = first_maximum(probs[-1]) if sampling.is_greedy else inverse_cdf(probs[-1], uniforms[:, i])
             new_ids = drawn[:, None]  # (1, 1)
             ids.append(new_ids)
-            if self.stop is not None:
-                confidences.append(logits.float().softmax(-1).gather(-1, new_ids).item())
-                if self.stop(confidences):
-                    break
+            if i + 1 < gamma and self.ends_block(i, logits, new_ids):
+                break
             if sampling.needs_prefix:
                 prefix = torch.cat([prefix, new_ids[0]])
         return torch.cat(ids, -1), torch.stack(probs, -2)
+
+    def ends_block(self, position, logits, new_ids):
+        """Whether to stop after the token just drafted, which stays in the block; `specnb.adaptive` says when."""
+        return False
 
     def rollback(self, length):
         self.model.rollback(length)
 
     def describe(self):
         sampling = {} if self.sampling is None else {"sampling": asdict(self.sampling)}
-        return {**self.model.describe(), **sampling, **({} if self.stop is None else {"stop": str(self.stop)})}
+        return {**self.model.describe(), **sampling}
 
 
 class PromptLookup(Drafter):

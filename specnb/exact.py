@@ -67,6 +67,20 @@ def sequence_law(target, length, prefix=()):
     return law
 
 
+def first_tokens(law, num):
+    """The law of the first `num` tokens of sequences with `law`.
+
+    Examples
+    --------
+    >>> [str(mass) for mass in first_tokens({(0, 0): Fraction(1, 3), (0, 1): Fraction(2, 3)}, 1).values()]
+    ['1']
+    """
+    first = {}
+    for tokens, mass in law.items():
+        first[tokens[:num]] = first.get(tokens[:num], 0) + mass
+    return first
+
+
 class Outcome(NamedTuple):
     """One way a round can go: ids emitted, drafts accepted, probability, and what the models read in the next round."""
 

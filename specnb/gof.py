@@ -7,7 +7,7 @@ beside it, and `specnb.battery` next: many tests of one sampler at once.
 """
 
 import math
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -149,9 +149,7 @@ def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
     """
     from scipy import stats
 
-    probs, alternative = _law("probs", probs), _law("alternative", alternative)
-    if probs.shape != alternative.shape:
-        raise ValueError(f"probs has shape {probs.shape} and alternative {alternative.shape}; they must be the same")
+    probs, alternative = _two_laws(probs, alternative)
     _require_shares(alpha=alpha, power=power)
     possible = probs > 0
     impossible = alternative[~possible].sum()
@@ -189,7 +187,7 @@ def exact_power(probs, alternative, n, *, alpha=0.001):
     """
     from scipy import stats
 
-    probs, alternative = _law("probs", probs), _law("alternative", alternative)
+    probs, alternative = _two_laws(probs, alternative)
     possible = probs > 0
     missing = alternative[~possible].sum()
     drawn, expected, _ = _pool(alternative[possible], n * probs[possible], 5)
@@ -197,8 +195,9 @@ def exact_power(probs, alternative, n, *, alpha=0.001):
     if num_outcomes > 10_000_000:
         raise ValueError(f"{n} draws over {len(drawn)} cells have {num_outcomes:.3g} outcomes; use sample_size there")
     if len(drawn) < 2 or missing == 1:
-        return 1 - (1 - missing) ** n
-    bars = np.array(list(combinations(range(n + len(drawn) - 1), len(drawn) - 1)))
+        return float(1 - (1 - missing) ** n)
+    places = combinations(range(n + len(drawn) - 1), len(drawn) - 1)  # stars and bars
+    bars = np.fromiter(chain.from_iterable(places), dtype=np.int64).reshape(num_outcomes, -1)
     ends = np.column_stack([np.full(len(bars), -1), bars, np.full(len(bars), n + len(drawn) - 1)])
     counts = np.diff(ends) - 1  # (outcomes, cells)
     rejected = ((counts - expected) ** 2 / expected).sum(-1) > stats.chi2.isf(alpha, len(drawn) - 1)
@@ -243,6 +242,13 @@ def smallest_total_variation(n, num_cells, *, alpha=0.001, power=0.99):
     if num_cells < 2 or n < 1 or excess(1.0) < 0:
         return math.inf
     return float(optimize.brentq(excess, 0.0, 1.0))
+
+
+def _two_laws(probs, alternative):
+    probs, alternative = _law("probs", probs), _law("alternative", alternative)
+    if probs.shape != alternative.shape:
+        raise ValueError(f"probs has shape {probs.shape} and alternative {alternative.shape}; they must be the same")
+    return probs, alternative
 
 
 def _require_shares(**shares):

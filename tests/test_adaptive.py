@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specnb import exact
-from specnb.adaptive import BelowThreshold, CostAware, Heuristic
+from specnb.adaptive import BelowThreshold, CostAware, EarlyStop, Heuristic
 from specnb.battery import battery
 from specnb.drafters import ModelDrafter, PromptLookup
 from specnb.models import CausalLM, TableModel
@@ -38,7 +38,7 @@ def sampler(wrap, gamma=3):
     return draw
 
 
-class DropsTheLast(ModelDrafter):
+class DropsTheLast(EarlyStop):
     """The wrong variant: the token that ended the block is taken out of it."""
 
     def propose(self, *arguments):
@@ -50,12 +50,12 @@ class DropsTheLast(ModelDrafter):
 
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
 def test_stopping_after_a_token_that_stays_keeps_the_law(stop):
-    found = battery(sampler(lambda draft: ModelDrafter(draft, stop=stop)), LAW, n=800)
+    found = battery(sampler(lambda draft: EarlyStop(draft, stop)), LAW, n=800)
     assert found.verdict == "pass", f"{found}\n(odds of a false alarm: .001)"
 
 
 def test_stopping_and_dropping_the_token_fails():
-    found = battery(sampler(lambda draft: DropsTheLast(draft, stop=BelowThreshold(0.45))), LAW, n=800)
+    found = battery(sampler(lambda draft: DropsTheLast(draft, BelowThreshold(0.45))), LAW, n=800)
     assert found.verdict == "fail"
 
 
@@ -68,7 +68,7 @@ def test_a_block_ends_with_the_first_token_below_the_threshold():
     _, draft = table_pair()
     # After (): .2 .3 .5; after token 2: .7 .2 .1. Uniforms choose tokens 2, 0 and then 0 again (.2, after token 0).
     uniforms = torch.tensor([[0.9, 0.1, 0.1, 0.1]], dtype=torch.float64)
-    drafter = ModelDrafter(draft, stop=BelowThreshold(0.45))
+    drafter = EarlyStop(draft, BelowThreshold(0.45))
     target, _ = table_pair()
     ids, probs = drafter.propose([0], 4, Sampling(), lambda n: uniforms[:, :n], target)
     assert ids.tolist() == [[2, 0, 0]] and probs.shape == (1, 3, 3)
@@ -77,7 +77,7 @@ def test_a_block_ends_with_the_first_token_below_the_threshold():
 
 def test_greedy_confidence_is_the_raw_softmax_not_the_one_hot_row():
     target, draft = CausalLM(tiny_model("Llama")), CausalLM(tiny_model("Llama", layers=1, seed=1))
-    drafter = ModelDrafter(draft, stop=BelowThreshold(0.99))
+    drafter = EarlyStop(draft, BelowThreshold(0.99))
     greedy = Sampling(temperature=0)
     generation = speculative(target, drafter, [1, 2, 3], gamma=4, max_new_tokens=12, sampling=greedy)
     assert {r.num_drafted for r in generation.trace.rounds} <= {0, 1}  # a random model is never so sure
@@ -95,6 +95,16 @@ def test_the_cost_aware_rule_agrees_with_the_best_constant_length_where_odds_are
             best = max(best_gamma(alpha, cost_ratio), 1)
             tie = speedup(alpha, length, cost_ratio) == pytest.approx(speedup(alpha, best, cost_ratio))
             assert length == best or tie, (alpha, cost_ratio, length, best)
+
+
+def test_verify_costs_for_the_draft_lengths_of_the_run_are_enough():
+    # A full block is not asked whether it wants one more, so v(gamma + 1) need not be known.
+    target, draft = table_pair()
+    drafter = EarlyStop(draft, CostAware(0.0, [1.0, 1.0, 1.0]))
+    trace = speculative(
+        target, drafter, [0], gamma=2, max_new_tokens=9, generator=torch.Generator().manual_seed(0)
+    ).trace
+    assert max(r.num_drafted for r in trace.rounds) == 2
 
 
 def test_free_drafts_never_stop_and_a_costly_verification_does():
@@ -117,10 +127,17 @@ def test_the_heuristic_follows_its_schedule_and_forgets_between_runs():
         lengths.append(lengths[-1] + 2 if r.num_accepted == r.num_drafted else max(lengths[-1] - 1, 1))
 
 
+def test_rounds_without_a_proposal_leave_the_schedule_as_it_was():
+    target = CausalLM(tiny_model("Llama"))
+    heuristic = Heuristic(PromptLookup(min_ngram=3), start=3)
+    trace = speculative(target, heuristic, [1, 2, 3], gamma=8, max_new_tokens=6, sampling=Sampling(temperature=0)).trace
+    assert all(r.num_drafted == 0 for r in trace.rounds[:3]) and heuristic._length == 3
+
+
 def test_what_they_are_is_in_a_result_file_and_bad_values_are_refused():
     assert Heuristic(PromptLookup()).describe()["start"] == 5
     model = CausalLM(tiny_model("Llama"))
-    assert "threshold=0.4" in ModelDrafter(model, stop=BelowThreshold(0.4)).describe()["stop"]
+    assert "threshold=0.4" in EarlyStop(model, BelowThreshold(0.4)).describe()["stop"]
     with pytest.raises(ValueError, match=r"threshold is a probability, got 1.5"):
         BelowThreshold(1.5)
     with pytest.raises(ValueError, match="start must be at least 1"):

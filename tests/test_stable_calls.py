@@ -18,7 +18,7 @@ CALLS = {
     "models.TableModel": "next_probs vocab_size",
     "models.CausalLM.from_pretrained": "name_or_path *device *dtype *device_map",
     "models.load_pair": "name *device *dtype",
-    "drafters.ModelDrafter": "model sampling stop",
+    "drafters.ModelDrafter": "model sampling",
     "drafters.PromptLookup": "max_ngram min_ngram",
     "sampler.autoregressive": "target prompt_ids *max_new_tokens *sampling *eos_ids *generator",
     "sampler.speculative": "target drafter prompt_ids *gamma *max_new_tokens *sampling *eos_ids *generator",
