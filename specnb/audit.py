@@ -4,12 +4,12 @@ It knows what an engine returns and what it should return, and feeds `gof`. It d
 Every `Report` begins with the property tested and the one that was not. `specnb.endpoint` does the same over HTTP.
 """
 
-import json
 import math
 import operator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from specnb import gof
+from specnb.timing import versions
 
 LEVEL, POWER = 0.001, 0.99
 PASSES = ("pass", "identical", "explained by rounding")
@@ -32,8 +32,8 @@ class Report:
     verdict: str
     found: str
     settings: dict
-    versions: dict
     n: int
+    versions: dict = field(default_factory=versions)
     statistic: float | None = None
     p_value: float | None = None
     level: float | None = None
@@ -49,9 +49,6 @@ class Report:
         """Fields as JSON knows them: what is not finite becomes None."""
         finite = {k: v for k, v in asdict(self).items() if not (isinstance(v, float) and not math.isfinite(v))}
         return {**dict.fromkeys(asdict(self)), **finite, "differences": [_finite(d) for d in self.differences]}
-
-    def to_json(self):
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def __str__(self):
         lines = [f"tested: {self.tested}", f"not tested: {self.not_tested}", f"verdict: {self.verdict}"]
@@ -74,7 +71,7 @@ def report_of(result, found, level=LEVEL, *, num_equivalent=None, **about):
         if result.dof:
             n = num_equivalent or result.n
             numbers["smallest_tv"] = gof.smallest_total_variation(n, result.dof + 1, alpha=level, power=POWER)
-    return Report(verdict=result.verdict, found=found, versions=versions_of(), n=result.n, **numbers, **about)
+    return Report(verdict=result.verdict, found=found, n=result.n, **numbers, **about)
 
 
 def compare_greedy(baseline_ids, candidate_ids, *, logits_at=None, dtype=None, max_ulps=None):
@@ -85,8 +82,7 @@ def compare_greedy(baseline_ids, candidate_ids, *, logits_at=None, dtype=None, m
     baseline_ids, candidate_ids : list of lists of int
         New ids, one list a prompt, in the same order. Ids, never text: two texts may be one and their ids differ.
     logits_at : callable, (index of the sequence, ids common to both) -> row of logits `(vocab,)`, optional
-        The target's logits where the sequences part, such as `teacher_forced(target, prompts)`. Without it no
-        difference is explained.
+        Such as `teacher_forced(target, prompts)`. Without it no difference is explained.
     dtype : str or torch.dtype, optional
         The format the model computes in; default: that of the row. Name it where logits were widened.
     max_ulps : float, optional
@@ -95,23 +91,17 @@ def compare_greedy(baseline_ids, candidate_ids, *, logits_at=None, dtype=None, m
     Returns
     -------
     Report
-        "identical" (every sequence, in length too), "explained by rounding", or "not explained by rounding". A
-        shorter sequence differs at its end, which no near-tie explains. `differences` has one entry for each pair that
-        differs: sequence, position, both ids (None at an end), margin_ulps (None where unknown).
+        "identical" (in length too), "explained by rounding", or "not explained by rounding". No near-tie explains an
+        end, and NaN explains nothing. `differences`, the first of each pair: sequence, position, both ids (None at an
+        end), margin_ulps (None where unknown).
 
     Raises
     ------
     ValueError
         For no sequences or different numbers of them, for anything but ids, for an id the logits have no place for.
 
-    Notes
-    -----
-    Only the first difference of a pair is judged: after it the prefixes differ. NaN explains nothing.
-
     Examples
     --------
-    >>> compare_greedy([[5, 7, 2]], [[5, 7, 2]]).verdict
-    'identical'
     >>> compare_greedy([[5, 7, 2]], [[5, 8]]).differences[0]["position"]
     1
     """
@@ -122,22 +112,14 @@ def compare_greedy(baseline_ids, candidate_ids, *, logits_at=None, dtype=None, m
     different = tuple(_difference(i, *pair, logits_at, dtype, max_ulps) for i, pair in pairs if pair[0] != pair[1])
     unexplained = [found for found in different if not found["explained"]]
     verdict = "not explained by rounding" if unexplained else "explained by rounding" if different else "identical"
-    found = f"{len(baseline) - len(different)} of {len(baseline)} sequences are the same, in length too"
-    for first in (unexplained or different)[:1]:
-        margin = (
-            "unknown" if first["margin_ulps"] is None else f"{first['margin_ulps']:.4g} of at most {first['max_ulps']}"
-        )
-        found += (
-            f"; sequence {first['sequence']} parts at position {first['position']}: {first['baseline_id']} against "
-            f"{first['candidate_id']}, margin {margin} units in the last place"
-        )
+    found = [f"{len(baseline) - len(different)} of {len(baseline)} sequences are the same, in length too"]
+    found += map(_in_words, (unexplained or different)[:1])
     return Report(
         tested="greedy ids are equal, in length too, or part only where the target's two tokens nearly tie",
         not_tested="the sampled distribution at temperatures above 0; other prompts; what follows a first difference",
         verdict=verdict,
-        found=found,
+        found="; ".join(found),
         settings={"logits": "none" if logits_at is None else "teacher-forced", "dtype": str(dtype or "of the logits")},
-        versions=versions_of(),
         n=len(baseline),
         differences=different,
     )
@@ -203,6 +185,15 @@ def _difference(index, baseline, candidate, logits_at, dtype, max_ulps):
     }
 
 
+def _in_words(difference):
+    margin, limit = difference["margin_ulps"], difference["max_ulps"]
+    return (
+        f"sequence {difference['sequence']} parts at position {difference['position']}: {difference['baseline_id']} "
+        f"against {difference['candidate_id']}, margin "
+        f"{'unknown' if margin is None else f'{margin:.4g} of at most {limit}'} units in the last place"
+    )
+
+
 def _sequences(name, sequences):
     found = []
     for index, ids in enumerate(sequences):
@@ -215,10 +206,3 @@ def _sequences(name, sequences):
 
 def _finite(values):
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-
-
-def versions_of():
-    """Versions of Python and the packages that decide results."""
-    from specnb.timing import versions
-
-    return versions()

@@ -6,6 +6,7 @@ It reads and writes files and turns a verdict into an exit code. It does not kno
 
 import argparse
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 EPILOG = """exit code: 0 nothing found against it, 1 error, 2 not lossless, 3 cannot test
@@ -87,8 +88,12 @@ def _run(arguments):
     report = arguments.audit(arguments)
     print(report)
     if arguments.out is not None:
+        from specnb.sweep import commit
+
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        kept = {**report.to_dict(), "command": arguments.command_line, **commit(), "created": created}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(report.to_json() + "\n")
+        arguments.out.write_text(json.dumps(kept, indent=1, allow_nan=False) + "\n")
     return report.exit_code
 
 

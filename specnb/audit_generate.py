@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from specnb import gof
-from specnb.audit import LEVEL, Report, report_of, versions_of
+from specnb.audit import LEVEL, Report, report_of
 
 # What generate() is told on both sides; without top_k=0 it keeps 50 tokens, silently.
 SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -147,8 +147,7 @@ def audit_transformers(
     }
     speculates_with = settings.get("assistant_model") or (target if path == "early exit" else None)
     if lossy := lossy_settings(target, speculates_with, settings):
-        verdict = "not lossless by its settings"
-        return Report(verdict=verdict, found="; ".join(lossy), versions=versions_of(), n=0, **about)
+        return Report(verdict="not lossless by its settings", found="; ".join(lossy), n=0, **about)
     law = joint_law(target, prompt_ids, length, Sampling(**told(target, settings)))
     counts = np.zeros(len(law), dtype=int)
     settings["max_new_tokens"] = length + gamma  # so that no block is cut short before the last token counted
@@ -195,8 +194,7 @@ def check_candidates(
     }
     if not with_logits:
         found = f"{len(drafts)} drafts without logits, {len({first for first, _ in drafts})} different first candidates"
-        empty = gof.GofResult(np.nan, 0, np.nan, len(drafts), 0, "cannot test")
-        return report_of(empty, found, level, **about)
+        return report_of(gof.cannot_test(len(drafts)), found, level, **about)
     result = gof.chi_square(counts, mean, alpha=level)
     if num_impossible:
         result = result._replace(verdict="fail", statistic=np.inf, p_value=0.0)

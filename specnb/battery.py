@@ -11,8 +11,9 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
-from specnb.gof import GofResult, chi_square, rare_cells, result_of, smallest_total_variation
+from specnb.gof import cannot_test, chi_square, rare_cells, result_of, smallest_total_variation
 
 
 def independence(first, second, *, alpha=0.001):
@@ -48,11 +49,9 @@ def independence(first, second, *, alpha=0.001):
         rare = rare_cells(counts, math.sqrt(5 * n))
         num_pooled += len(rare)
         sides.append(np.where(np.isin(codes, rare), -1, codes))
-    from scipy import stats
-
     table = stats.contingency.crosstab(*sides).count
     if min(table.shape) < 2:
-        return GofResult(math.nan, 0, math.nan, n, num_pooled, "cannot test")
+        return cannot_test(n, num_pooled)
     found = stats.chi2_contingency(table, correction=False)
     return result_of(found, found.dof, n, num_pooled, alpha)
 

@@ -40,30 +40,15 @@ def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, seed=0, trac
         Where the longest context and the widest forward do not fit the model's context, before anything is timed.
     """
     widths, contexts = sorted(set(widths)), sorted(set(context_lengths))
-    if not widths or not contexts or min(widths[0], contexts[0], repeats) < 1:
-        raise ValueError("widths, context_lengths and repeats must be at least 1")
-    if model.context_length is not None and widths[-1] + contexts[-1] > model.context_length:
-        raise ValueError(
-            f"{contexts[-1]} tokens in the cache and {widths[-1]} new ones do not fit the context of "
-            f"{model.context_length}"
-        )
+    _check(model, widths, contexts, repeats)
     generator = torch.Generator().manual_seed(seed)
     seconds = {(context, width): [] for context in contexts for width in widths}
-
-    def forward(width, num_logits):
-        ids = torch.randint(model.vocab_size, (1, width), generator=generator).to(model.device)
-        synchronize(model.device)
-        began = time.perf_counter()
-        model.forward(ids, num_logits=num_logits)
-        synchronize(model.device)
-        return time.perf_counter() - began
-
     for repeat in track(range(repeats + 1)):
         model.reset()
         for context in contexts:
-            forward(context - model.length, 1)
+            _timed_forward(model, context - model.length, 1, generator)
             for width in (widths[i] for i in torch.randperm(len(widths), generator=generator)):
-                taken = forward(width, width)
+                taken = _timed_forward(model, width, width, generator)
                 model.rollback(context)
                 if repeat:
                     seconds[context, width].append(taken)
@@ -74,6 +59,29 @@ def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, seed=0, trac
             {"context": context, "width": width, "sec": median, "low_sec": low, "high_sec": high, "n": repeats}
         )
     return pd.DataFrame(lines)
+
+
+def _check(model, widths, contexts, repeats):
+    if not widths or not contexts or min(widths[0], contexts[0], repeats) < 1:
+        raise ValueError("widths, context_lengths and repeats must be at least 1")
+    if model.context_length is not None and widths[-1] + contexts[-1] > model.context_length:
+        raise ValueError(
+            f"{contexts[-1]} tokens in the cache and {widths[-1]} new ones do not fit the context of "
+            f"{model.context_length}"
+        )
+
+
+def _timed_forward(model, width, num_logits, generator):
+    ids = torch.randint(model.vocab_size, (1, width), generator=generator).to(model.device)
+    return _timed(lambda: model.forward(ids, num_logits=num_logits), model.device)
+
+
+def _timed(work, device):
+    synchronize(device)
+    began = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - began
 
 
 def floor(model, widths, context_length=64, *, rates=None):
@@ -102,14 +110,7 @@ def device_rates(device, dtype, *, megabytes=256, size=2048, repeats=5):
     target, square = torch.empty_like(source), torch.ones(size, size, device=device, dtype=dtype)
 
     def best(work):
-        taken = []
-        for _ in range(repeats + 1):
-            synchronize(source.device)
-            began = time.perf_counter()
-            work()
-            synchronize(source.device)
-            taken.append(time.perf_counter() - began)
-        return min(taken[1:])
+        return min([_timed(work, source.device) for _ in range(repeats + 1)][1:])  # The first warms up.
 
     return {
         "bytes_per_sec": 2 * source.nbytes / best(lambda: target.copy_(source)),

@@ -28,32 +28,24 @@ def audit_endpoint(
     ----------
     on, off : str
         Base URLs, such as "http://127.0.0.1:8111"; the same weights, dtype and sampling defaults behind both.
-    prompt : str
-    model : str, optional
-        Name sent to the servers, where they ask for one.
+    prompt, model : str
+        The same for both; without a model none is named.
     n : int
         Requests to each server, sent in turns. Each gives one text, counted as one cell.
-    num_tokens : int
-        Length of a text. Tokens are compared where both servers return them (logprobs), else the text.
-    concurrency : int
-        Requests under way at once.
-    seconds, timeout : float
-        For everything, and for one request. When the time is up the texts so far are tested.
-    options : dict, optional
-        More fields of the request, such as {"top_k": 0}; None leaves a field out.
+    num_tokens : int, length of a text
+        Tokens are compared where both servers return them (logprobs), else the text.
+    concurrency, seconds, timeout : numbers
+        Requests under way at once; for everything; for one request. When time is up the texts so far are tested.
+    options : dict, optional; more fields of the request, such as {"top_k": 0}, None leaves one out
 
     Returns
     -------
-    Report
-        "pass", "fail" or "cannot test" by `gof.two_sample`; also "cannot test" where each server gives the same text
-        every time: it does not sample, or always with the same seed.
+    Report, by `gof.two_sample`; "cannot test" also where each server gives one text every time
 
     Raises
     ------
-    ValueError
-        For two equal or malformed URLs, or bounds that are no positive numbers.
-    RuntimeError
-        For a server that cannot be reached, answers with an error, or with anything but a completion.
+    ValueError, RuntimeError
+        For two equal or malformed URLs or bounds not above 0; for a server that does not answer with a completion.
     """
     urls = {"on": _completions_url(on), "off": _completions_url(off)}
     if urls["on"] == urls["off"]:
@@ -65,14 +57,7 @@ def audit_endpoint(
     answers = _ask(urls, body, n, concurrency, seconds, timeout, track)
     by_tokens = all(tokens for arm in answers.values() for tokens, _ in arm)
     texts = {arm: [tokens[:num_tokens] if by_tokens else text for tokens, text in answers[arm]] for arm in urls}
-    counts = {arm: Counter(texts[arm]) for arm in urls}
-    cells = sorted({*counts["on"], *counts["off"]})
-    result = gof.two_sample(*([counts[arm][cell] for cell in cells] for arm in urls), alpha=level)
-    found = f"{len(texts['on'])} and {len(texts['off'])} texts, {len(cells)} different, {result.num_pooled} pooled"
-    if all(len(arm) == 1 for arm in counts.values()):
-        result = result._replace(verdict="cannot test")
-        same = "the same" if len(cells) == 1 else "but not the same, so look at the seeds and at greedy ids"
-        found += f"; each server gives one text every time ({same}): these are no random draws"
+    result, found = _compare(Counter(texts["on"]), Counter(texts["off"]), level)
     sizes = [len(texts[arm]) for arm in urls]
     return report_of(
         result,
@@ -83,6 +68,18 @@ def audit_endpoint(
         not_tested="that this law is the model's; later tokens, other prompts; greedy equality",
         settings={**urls, **body, "compared": "tokens" if by_tokens else "text", "num_texts": sizes},
     )
+
+
+def _compare(on, off, level):
+    """(GofResult, in words) of two `Counter`s of texts."""
+    cells = sorted({*on, *off})
+    result = gof.two_sample(*([counts[cell] for cell in cells] for counts in (on, off)), alpha=level)
+    found = f"{on.total()} and {off.total()} texts, {len(cells)} different, {result.num_pooled} pooled"
+    if len(on) == len(off) == 1:
+        result = result._replace(verdict="cannot test")
+        same = "the same" if len(cells) == 1 else "but not the same, so look at the seeds and at greedy ids"
+        found += f"; each server gives one text every time ({same}): these are no random draws"
+    return result, found
 
 
 def _completions_url(base):

@@ -11,6 +11,7 @@ from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
+from scipy import optimize, stats
 
 
 class GofResult(NamedTuple):
@@ -68,8 +69,7 @@ def chi_square(counts, probs, *, min_expected=5, alpha=0.001):
 def g_test(counts, probs, *, min_expected=5, alpha=0.001):
     """Likelihood-ratio test (G-test) of `counts` against the law `probs`; otherwise as `chi_square`.
 
-    Asymptotically the same test; the statistic is 2 sum counts log(counts / expected), so 2 n times the
-    Kullback-Leibler divergence of the observed frequencies from the law.
+    The statistic is 2 sum counts log(counts / expected): 2 n times the Kullback-Leibler divergence from the law.
 
     Examples
     --------
@@ -83,16 +83,18 @@ def _fit(counts, probs, min_expected, alpha, statistic):
     counts, probs = _counts("counts", counts), _law("probs", probs)
     if counts.shape != probs.shape:
         raise ValueError(f"counts has shape {counts.shape} and probs {probs.shape}; they must be the same")
-    n = int(counts.sum())
-    if counts[probs == 0].any():
+    n, possible = int(counts.sum()), probs > 0
+    if counts[~possible].any():
         return GofResult(math.inf, 0, 0.0, n, 0, "fail")
-    observed, expected, num_pooled = _pool(counts[probs > 0], n * probs[probs > 0], min_expected)
+    observed, expected, num_pooled = _pool(counts[possible], n * probs[possible], min_expected)
     if len(observed) < 2 or n == 0:
-        return GofResult(math.nan, 0, math.nan, n, num_pooled, "cannot test")
-    from scipy import stats
-
+        return cannot_test(n, num_pooled)
     found = stats.power_divergence(observed, expected * (n / expected.sum()), lambda_=statistic)
     return result_of(found, len(observed) - 1, n, num_pooled, alpha)
+
+
+def cannot_test(n, num_pooled=0):
+    return GofResult(math.nan, 0, math.nan, n, num_pooled, "cannot test")
 
 
 def result_of(found, dof, n, num_pooled, alpha):
@@ -119,14 +121,12 @@ def two_sample(counts_a, counts_b, *, alpha=0.001):
     n_a, n_b = int(counts_a.sum()), int(counts_b.sum())
     seen = counts_a + counts_b > 0
     if min(n_a, n_b) == 0:
-        return GofResult(math.nan, 0, math.nan, n_a + n_b, 0, "cannot test")
+        return cannot_test(n_a + n_b)
     smaller = (counts_a + counts_b)[seen] * (min(n_a, n_b) / (n_a + n_b))  # expected counts in the smaller sample
     pooled_a, _, num_pooled = _pool(counts_a[seen], smaller, 5)
     pooled_b, _, _ = _pool(counts_b[seen], smaller, 5)
     if len(pooled_a) < 2:
-        return GofResult(math.nan, 0, math.nan, n_a + n_b, num_pooled, "cannot test")
-    from scipy import stats
-
+        return cannot_test(n_a + n_b, num_pooled)
     found = stats.chi2_contingency(np.stack([pooled_a, pooled_b]), correction=False)
     return result_of(found, found.dof, n_a + n_b, num_pooled, alpha)
 
@@ -134,8 +134,7 @@ def two_sample(counts_a, counts_b, *, alpha=0.001):
 def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
     """Draws needed for `chi_square` at level `alpha` to reject with probability `power` if `alternative` is the law.
 
-    From the noncentral chi-square distribution, with the pooling `chi_square` would do. An approximation: `exact_power`
-    is the truth, and it differs where n is small.
+    From the noncentral chi-square, with the pooling `chi_square` would do: an approximation, coarse where n is small.
 
     Raises
     ------
@@ -147,8 +146,6 @@ def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
     >>> sample_size([0.5, 0.3, 0.2], [0.35, 0.39, 0.26])  # resampling from p instead of the residual
     392
     """
-    from scipy import stats
-
     probs, alternative = _two_laws(probs, alternative)
     _require_shares(alpha=alpha, power=power)
     possible = probs > 0
@@ -185,8 +182,6 @@ def exact_power(probs, alternative, n, *, alpha=0.001):
     >>> round(exact_power([0.5, 0.3, 0.2], [0.2, 0.3, 0.5], 56), 3)  # sample_size said 56 for a power of .99
     0.985
     """
-    from scipy import stats
-
     probs, alternative = _two_laws(probs, alternative)
     possible = probs > 0
     missing = alternative[~possible].sum()
@@ -233,7 +228,6 @@ def smallest_total_variation(n, num_cells, *, alpha=0.001, power=0.99):
     >>> round(smallest_total_variation(7970, 50), 3)
     0.05
     """
-    from scipy import optimize
     from statsmodels.stats.power import GofChisquarePower
 
     _require_shares(alpha=alpha, power=power)
@@ -252,9 +246,8 @@ def _two_laws(probs, alternative):
 
 
 def _require_shares(**shares):
-    for name, value in shares.items():
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must lie between 0 and 1, got {value}")
+    for name in (name for name, value in shares.items() if not 0 < value < 1):
+        raise ValueError(f"{name} must lie between 0 and 1, got {shares[name]}")
 
 
 def _pool(counts, expected, min_expected):

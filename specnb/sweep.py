@@ -39,19 +39,14 @@ def run(
 
     Parameters
     ----------
-    target : CausalLM
-        With a tokenizer.
+    target : CausalLM, with a tokenizer
     drafters : dict, name -> Drafter
     prompts : list of Prompt
-    out : path
-    gammas : list of int
-        0, plain decoding, is the baseline and always measured.
-    temperatures : list of float
+    gammas, temperatures : lists of numbers
+        Gamma 0, plain decoding, is the baseline and always measured.
     max_new_tokens : int, optional
         Upper bound on top of each prompt's own.
-    repeats, seed : int
-    command : str, optional
-        Kept in the file.
+    command : str, optional, kept in the file
     restart : bool
         Throw an unfinished run of `out` away instead of resuming it.
     track : callable
@@ -60,13 +55,7 @@ def run(
     Raises
     ------
     ValueError
-        Before anything is measured: for prompts that do not fit, a pair that cannot work, an unfinished run of other
-        settings under the same name.
-
-    Notes
-    -----
-    The cells of one prompt run one after the other in an order that rotates from prompt to prompt, so that slow
-    drifts of the machine fall on all of them alike. A cell that runs out of memory is a row that says so.
+        Before anything is measured: for what does not fit or cannot work, an unfinished run of other settings.
     """
     if repeats < 1 or (max_new_tokens is not None and max_new_tokens < 1):
         raise ValueError(f"repeats and max_new_tokens must be at least 1, got {repeats} and {max_new_tokens}")
@@ -75,25 +64,18 @@ def run(
         budget = min(prompt.max_new_tokens, max_new_tokens or prompt.max_new_tokens)
         encoded[prompt.id], described[prompt.id] = _describe(prompt, target, budget)
     cells = _cells(drafters, gammas, temperatures)
-    settings = {
-        "gammas": sorted({0, *gammas}),
-        "temperatures": sorted({float(temperature) for temperature in temperatures}),
-        "drafters": list(drafters),
-        "repeats": repeats,
-        "seed": seed,
-        "eos_ids": sorted(target.eos_ids),
-        "prompts": described,
-    }
+    settings = {"gammas": sorted({0, *gammas}), "temperatures": sorted({float(t) for t in temperatures})}
+    settings |= {"drafters": list(drafters), "repeats": repeats, "seed": seed}
+    settings |= {"eos_ids": sorted(target.eos_ids), "prompts": described}
     partial, header, rows = _open_partial(Path(out), _header(target, drafters, settings, command), restart)
-    done = {_key(row) for row in rows}
+    done = set(map(_key, rows))
     plan = [step for step in _plan(cells, prompts, repeats, seed) if _key(step) not in done]
     if plan:
         _warm_up(target, drafters, cells, next(iter(encoded.values())))
     for step in track(plan):
         prompt_id = step["prompt_id"]
-        row = _measure(target, drafters, step, encoded[prompt_id], described[prompt_id]["max_new_tokens"])
-        _append(partial, row)
-        rows.append(row)
+        rows.append(_measure(target, drafters, step, encoded[prompt_id], described[prompt_id]["max_new_tokens"]))
+        _append(partial, rows[-1])
     header["environment"]["gpus_after"] = gpu_state()
     result = {**header, "rows": sorted(rows, key=lambda row: row["order"])}
     write_json(out, result)
@@ -149,7 +131,10 @@ def _cells(drafters, gammas, temperatures):
 
 
 def _plan(cells, prompts, repeats, seed):
-    """Every measurement in order: all cells of a prompt together, starting one cell further for each prompt."""
+    """Every measurement in order: all cells of a prompt together, starting one cell further for each prompt.
+
+    So slow drifts of the machine fall on all cells alike.
+    """
     plan = []
     for turn, (repeat, (index, prompt)) in enumerate(product(range(repeats), enumerate(prompts))):
         start = turn % len(cells)
