@@ -23,9 +23,9 @@ def compare(rows, others, *, level=0.95):
     -------
     DataFrame
         One line for each temperature, drafter and gamma in both: `speedup_a` and `speedup_b`, each over plain decoding
-        in its own result; `difference` (b less a) with its bootstrap interval `low`..`high`; `same` where it contains
-        0; `plain_ratio`, plain decoding's sec_per_token of b over that of a. Prompts are resampled in pairs where both
-        results hold the same ones, else independently.
+        in its own result; `difference` (b less a) with its bootstrap interval `low`..`high`; `differs` where it leaves
+        out 0; `plain_ratio`, plain decoding's sec_per_token of b over that of a. Prompts are resampled in pairs where
+        both results hold the same ones, else independently, which is cautious where they share some.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def compare(rows, others, *, level=0.95):
             lines.append(
                 {"temperature": temperature, "drafter": arm[0], "gamma": arm[1], "speedup_a": ours[arm][0]}
                 | {"speedup_b": theirs[arm][0], "difference": differences[0], "low": low, "high": high}
-                | {"same": bool(low <= 0 <= high), "plain_ratio": plain[1] / plain[0]}
+                | {"differs": bool(not low <= 0 <= high), "plain_ratio": plain[1] / plain[0]}
             )
     if not lines:
         raise ValueError("the two results share no temperature, drafter and gamma that drafts; nothing can be compared")
