@@ -9,7 +9,7 @@ from specnb.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
 
-for result in sorted((ROOT / "data").glob("sweep-*.json")):
+for result in [path for kind in ("sweep", "costs") for path in sorted((ROOT / "data").glob(f"{kind}-*.json"))]:
     print(result.stem, flush=True)
     status = main(["report", str(result), "--figure", str(ROOT / "figures" / f"{result.stem}.png")])
     if status:

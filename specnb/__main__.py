@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from specnb.audit_cli import add_audit
+from specnb.report_cli import add_report, show_costs, show_sweep
 
 EPILOG = """examples:
   specnb fetch                                     bring SmolLM2 into the cache, once
@@ -69,12 +70,7 @@ def _parser():
 
     _add_sweep(commands.add_parser("sweep", help="measure speed against draft length; table, figure and verdict"))
 
-    report = commands.add_parser("report", help="print table and verdict of a result file")
-    report.add_argument("result", type=Path)
-    report.add_argument("--figure", type=Path, help="draw the picture here too")
-    report.add_argument("--compare", type=Path, metavar="OTHER", help="set another result beside it, with differences")
-    report.set_defaults(run=_report)
-
+    add_report(commands)
     add_audit(commands)
     return parser
 
@@ -92,6 +88,12 @@ def _add_sweep(sweep):
     sweep.add_argument("--out", type=Path, help="result file (default: data/sweep-TARGET-DRAFT-DEVICE.json)")
     sweep.add_argument(
         "--figure", type=Path, help="picture (default: figures/ for a result in data/, else beside the result)"
+    )
+    sweep.add_argument(
+        "--suite",
+        choices=["gpu"],
+        help="gpu: costs of forwards at the sizes of published pairs with random weights, to data/costs-gpu.json, then "
+        "the sweep; needs no network and under 8 minutes on a data-centre GPU",
     )
     sweep.add_argument("--replace", action="store_true", help="replace a finished result, once the new one is complete")
     sweep.add_argument("--restart", action="store_true", help="throw an unfinished sweep away instead of resuming it")
@@ -207,6 +209,8 @@ def _sweep(arguments):
     own_drafts = arguments.draft or ([] if arguments.target == PAIR else ["lookup"])
     names = (Path(name).name.lower() for name in (arguments.target, *own_drafts))
     device = available_device(arguments.device)
+    if arguments.suite and device.type != "cuda":
+        raise ValueError(f"the suite needs a CUDA device, and this is {device.type}; run specnb sweep without --suite")
     out = arguments.out or PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}.json"
     if out.exists() and not arguments.replace:
         raise ValueError(f"{out} holds a finished sweep; give another --out, or --replace it")
@@ -215,6 +219,8 @@ def _sweep(arguments):
             f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
             "or measure all the same with --force"
         )
+    if arguments.suite:
+        _costs(arguments, device, out.with_name("costs-gpu.json"))
     target, drafters = _load(arguments, ["lookup", SHIPPED_DRAFT])
     result = sweep.run(
         target,
@@ -230,42 +236,35 @@ def _sweep(arguments):
         restart=arguments.restart,
         track=lambda steps: track(steps, description="measuring", update_period=1),
     )
-    folder = out.parent.parent / "figures" if out.parent.name == "data" else out.parent
-    figure = arguments.figure or folder / f"{out.stem}.png"
-    _show(result, out, figure)
+    figure = arguments.figure or _figure_of(out)
+    show_sweep(result, out, figure)
     print("\nwritten:", *(os.path.relpath(path) for path in (out, figure)))
     return 0
 
 
-def _report(arguments):
-    from specnb import verdict
-    from specnb.compare import compare
+def _costs(arguments, device, out):
+    """The suite's cost curves, unless they were measured already."""
+    from rich.progress import track
 
-    result = verdict.load(arguments.result)
-    _show(result, arguments.result, arguments.figure)
-    if arguments.compare is not None:
-        other = verdict.load(arguments.compare)
-        print(f"\nbeside it, b: {verdict.origin(other)}")
-        print(compare(*map(verdict.frame, (result, other))).to_string(index=False, float_format="{:.2f}".format))
-    return 0
+    from specnb import suite
+
+    if not out.exists() or arguments.replace:
+        result = suite.run(
+            out,
+            device=device,
+            dtype=arguments.dtype,
+            command=arguments.command_line,
+            restart=arguments.restart,
+            track=lambda names: track(names, description="costs", update_period=1),
+        )
+        figure = _figure_of(out)
+        show_costs(result, out, figure)
+        print("\nwritten:", *(os.path.relpath(path) for path in (out, figure)))
 
 
-def _show(result, path, figure):
-    """Print table and verdict of the result in `path`; draw its figure where a path for it is given."""
-    from specnb import plots, show, verdict
-
-    rows = verdict.frame(result)
-    summary = verdict.summary(rows)
-    print(show.table(summary))
-    failed = [row for row in result["rows"] if row["status"] != "ok"]
-    if failed:
-        print(f"{len(failed)} of {len(result['rows'])} rows did not finish; the first: {failed[0]['status']}")
-    print(verdict.origin(result))
-    print(verdict.report(rows))
-    if figure is not None:
-        figure.parent.mkdir(parents=True, exist_ok=True)
-        title = f"{verdict.origin(result)}; {path.name}"
-        plots.sweep(summary, verdict.predicted(summary), title).savefig(figure, dpi=110)
+def _figure_of(out):
+    folder = out.parent.parent / "figures" if out.parent.name == "data" else out.parent
+    return folder / f"{out.stem}.png"
 
 
 def _gammas(text):

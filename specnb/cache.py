@@ -22,6 +22,11 @@ class Cache:
     def length(self):
         return int(self._cache.get_seq_length())
 
+    @property
+    def tensors(self):
+        """Keys and values of every layer, as they are now."""
+        return [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+
     def forward(self, ids, num_logits):
         options = {"logits_to_keep": num_logits} if self._can_keep else {}
         return self._model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache}, **options).logits

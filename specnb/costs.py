@@ -5,6 +5,7 @@ two curves come the c and v(gamma) of `specnb.theory`. Read `specnb.timing` befo
 """
 
 import time
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from specnb.timing import synchronize
 BAND = (20, 50, 80)  # Percentiles: a median, and a band that a few disturbed repeats do not move.
 
 
-def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, seed=0, track=iter):
+def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, replay=False, seed=0, track=iter):
     """Time of one forward of `widths` new tokens after `context_lengths` tokens in the cache.
 
     Parameters
@@ -25,6 +26,9 @@ def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, seed=0, trac
     repeats : int
         Each goes once through all contexts, ascending, and in each through all widths in random order; one more, the
         first, warms up and is thrown away.
+    replay : bool
+        Also time each forward as the replay of a CUDA graph, in turn with the other: what the device needs when
+        nothing waits for Python. For a `CausalLM` on CUDA.
     track : callable
         Wraps the repeats, such as `rich.progress.track`.
 
@@ -32,17 +36,21 @@ def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, seed=0, trac
     -------
     DataFrame
         A line for each context and width: `context`, `width`, `sec` (median), `low_sec` and `high_sec` (20 and 80 %),
-        `n`. Seconds are from the call until the logits are on the device, all of them asked for.
+        `n`, `graph_sec` (median; NaN without `replay`, or where the forward cannot be captured). `sec` is from the call
+        until all logits are on the device, by events on CUDA, else by the host's clock; what it is above `graph_sec`
+        is launch overhead.
 
     Raises
     ------
     ValueError
-        Where the longest context and the widest forward do not fit the model's context, before anything is timed.
+        Where the longest context and the widest forward do not fit the model's context, and for a replay on another
+        device than CUDA, before anything is timed.
     """
     widths, contexts = sorted(set(widths)), sorted(set(context_lengths))
-    _check(model, widths, contexts, repeats)
+    _check(model, widths, contexts, repeats, replay)
     generator = torch.Generator().manual_seed(seed)
-    seconds = {(context, width): [] for context in contexts for width in widths}
+    seconds = {(context, width): ([], []) for context in contexts for width in widths}
+    recorded = {(c, w): _record(model, c, w, generator) for c, w in seconds} if replay else {}
     for repeat in track(range(repeats + 1)):
         model.reset()
         for context in contexts:
@@ -50,18 +58,20 @@ def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, seed=0, trac
             for width in (widths[i] for i in torch.randperm(len(widths), generator=generator)):
                 taken = _timed_forward(model, width, width, generator)
                 model.rollback(context)
+                graph, _ = recorded.get((context, width), (None, None))
+                replayed = np.nan if graph is None else _timed(graph.replay, model.device)
                 if repeat:
-                    seconds[context, width].append(taken)
+                    for kept, sec in zip(seconds[context, width], (taken, replayed), strict=True):
+                        kept.append(sec)
     lines = []
-    for (context, width), taken in seconds.items():
+    for (context, width), (taken, replayed) in seconds.items():
         low, median, high = np.percentile(taken, BAND)
-        lines.append(
-            {"context": context, "width": width, "sec": median, "low_sec": low, "high_sec": high, "n": repeats}
-        )
+        line = {"context": context, "width": width, "sec": median, "low_sec": low, "high_sec": high, "n": repeats}
+        lines.append({**line, "graph_sec": np.median(replayed)})
     return pd.DataFrame(lines)
 
 
-def _check(model, widths, contexts, repeats):
+def _check(model, widths, contexts, repeats, replay):
     if not widths or not contexts or min(widths[0], contexts[0], repeats) < 1:
         raise ValueError("widths, context_lengths and repeats must be at least 1")
     if model.context_length is not None and widths[-1] + contexts[-1] > model.context_length:
@@ -69,15 +79,49 @@ def _check(model, widths, contexts, repeats):
             f"{contexts[-1]} tokens in the cache and {widths[-1]} new ones do not fit the context of "
             f"{model.context_length}"
         )
+    if replay and model.device.type != "cuda":
+        raise ValueError(f"only a forward on CUDA can be replayed as a graph, the model is on {model.device.type}")
+
+
+def _record(model, context, width, generator):
+    """(CUDA graph of one forward, what it reads and must be kept beside it); (None, None) where it cannot be captured.
+
+    Each starts from a cache of its own, for a recorded forward is not run, and leaves keys that were never computed.
+    """
+    model.reset()
+    _timed_forward(model, context, 1, generator)
+    ids = _random_ids(model, width, generator)
+    model.forward(ids, num_logits=width)  # The first call of a shape tunes and allocates.
+    model.rollback(context)
+    reads, graph = (ids, *model.cache_tensors), torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            model.forward(ids, num_logits=width)
+    except RuntimeError as error:
+        warnings.warn(f"a forward of {width} tokens cannot be captured in a CUDA graph: {error}", stacklevel=3)
+        graph = reads = None
+    model.reset()
+    return graph, reads
+
+
+def _random_ids(model, width, generator):
+    return torch.randint(model.vocab_size, (1, width), generator=generator).to(model.device)
 
 
 def _timed_forward(model, width, num_logits, generator):
-    ids = torch.randint(model.vocab_size, (1, width), generator=generator).to(model.device)
+    ids = _random_ids(model, width, generator)
     return _timed(lambda: model.forward(ids, num_logits=num_logits), model.device)
 
 
 def _timed(work, device):
     synchronize(device)
+    if device.type == "cuda":
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        work()
+        ended.record()
+        ended.synchronize()
+        return began.elapsed_time(ended) / 1000  # CUDA events count milliseconds.
     began = time.perf_counter()
     work()
     synchronize(device)

@@ -180,6 +180,11 @@ class CausalLM:
     def length(self):
         return self._cache.length
 
+    @property
+    def cache_tensors(self):
+        """Keys and values of every layer, each `(1, heads, length, head size)`; a forward replaces them by others."""
+        return self._cache.tensors
+
     def reset(self):
         self._cache = Cache(self.model)
 

@@ -83,6 +83,37 @@ def sweep(table, predictions, title):
     return figure
 
 
+def costs(rows, targets, title):
+    """Costs of forwards against new tokens, for the shortest and the longest context: time, and v for the targets.
+
+    `rows` as from `specnb.suite`: eager forwards solid with their 20-80 % band, replays dashed, the floor dotted.
+    """
+    from matplotlib.figure import Figure
+
+    contexts = sorted({rows.context.min(), rows.context.max()})
+    figure = Figure(figsize=(10.4, 0.4 + 3.8 * len(contexts)), layout="constrained", facecolor="white")
+    for (left, right), context in zip(figure.subplots(len(contexts), 2, squeeze=False), contexts, strict=True):
+        for index, (name, part) in enumerate(rows[rows.context == context].groupby("model", sort=False)):
+            part, style = part.sort_values("width"), {"color": SERIES_COLOURS[index % len(SERIES_COLOURS)]}
+            left.plot(part.width, 1000 * part.sec, marker=MARKERS[index], label=name, **style)
+            left.fill_between(part.width, 1000 * part.low_sec, 1000 * part.high_sec, alpha=0.2, **style)
+            left.plot(part.width, 1000 * part.graph_sec.astype(float), linestyle="--", **style)
+            left.plot(part.width, 1000 * part.floor_sec, linestyle=":", **style)
+            if name in targets:
+                right.plot(part.width - 1, part.sec / part.sec.iloc[0], marker=MARKERS[index], label=name, **style)
+                replayed = part.graph_sec.astype(float)
+                right.plot(part.width - 1, replayed / replayed.iloc[0], linestyle="--", **style)
+        left.plot([], [], "k--", label="replayed as a CUDA graph")
+        left.plot([], [], "k:", label="floor: memory or arithmetic")
+        _finish(left, "time of a forward (ms)").set_xlabel("new tokens")
+        left.set_ylim(bottom=0)
+        _finish(right, "v: time over that of one token")
+        for ax in (left, right):
+            ax.set_title(f"{context} tokens in the cache", fontsize=10)
+    figure.suptitle(textwrap.fill(title, 100), fontsize=10)
+    return figure
+
+
 class _Series(NamedTuple):
     temperature: float
     drafter: str

@@ -79,8 +79,15 @@ def speculative(target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=
     return [generation] if batched else generation
 
 
-def rounds(target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=Sampling(), eos_ids=(), generator=None):
-    """Yield each `Round` of `speculative` as it happens, for one prompt. Bad input is refused at the call."""
+def rounds(
+    target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=Sampling(), eos_ids=(), generator=None,
+    overlaps=False,
+):  # fmt: skip
+    """Yield each `Round` of `speculative` as it happens, for one prompt. Bad input is refused at the call.
+
+    With `overlaps`, a round also keeps sum min(p, q) at each drafted position, which costs another pass over the
+    probabilities and another wait for the device.
+    """
     gamma, max_new_tokens = _count("gamma", gamma), _count("max_new_tokens", max_new_tokens)
     prompt = check_prompt(prompt_ids, target, max_new_tokens)
     if gamma and drafter is None:
@@ -96,10 +103,11 @@ def rounds(target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=Sampl
         sampling,
         _ids(eos_ids),
         _uniforms(generator, target.device),
+        overlaps,
     )
 
 
-def _loop(target, drafter, committed, gamma, max_new_tokens, sampling, eos_ids, draw):
+def _loop(target, drafter, committed, gamma, max_new_tokens, sampling, eos_ids, draw, overlaps):
     clock = RoundClock(target.device)
     clock.start()
     target.reset()
@@ -128,7 +136,8 @@ def _loop(target, drafter, committed, gamma, max_new_tokens, sampling, eos_ids, 
         target.rollback(len(committed) - (num_accepted < len(emitted)))
         if drafter is not None:
             drafter.rollback(target.length)
-        yield Round(num_drafted, num_accepted, len(emitted), *clock.stop(), ids=tuple(emitted))
+        kept = tuple(torch.minimum(target_probs[0, :-1], draft_probs[0]).sum(-1).tolist()) if overlaps else ()
+        yield Round(num_drafted, num_accepted, len(emitted), *clock.stop(), ids=tuple(emitted), overlaps=kept)
         if emitted[-1] in eos_ids:
             return
         clock.start()

@@ -12,7 +12,8 @@ class Round:
     """One round: what was drafted, what survived, what was emitted, and how long each phase took.
 
     `num_accepted` counts accepted drafts that were emitted. Where an end-of-sequence id cut the block, the tests
-    beyond the cut are not counted: they took place, but nobody could have used them.
+    beyond the cut are not counted: they took place, but nobody could have used them. `overlaps` is sum min(p, q) at
+    each drafted position, where `rounds` was asked to keep it.
     """
 
     num_drafted: int
@@ -22,6 +23,7 @@ class Round:
     verify_sec: float = 0.0
     other_sec: float = 0.0
     ids: tuple[int, ...] = ()
+    overlaps: tuple[float, ...] = ()
 
     @property
     def total_sec(self):
@@ -119,6 +121,16 @@ class Trace:
     def alpha_hat(self):
         """Accepted drafts over acceptance tests, the estimate of alpha = E[sum min(p, q)]."""
         return _ratio(sum(r.num_accepted for r in self.rounds), sum(r.num_tested for r in self.rounds))
+
+    @property
+    def alpha_uncensored(self):
+        """Mean of sum min(p, q) over all drafted positions, where it was kept; None where it was not.
+
+        `alpha_hat` counts a test only where every draft before was accepted. This counts the others too: their prefix
+        holds a draft that the target rejected.
+        """
+        overlaps = [overlap for r in self.rounds for overlap in r.overlaps]
+        return _ratio(sum(overlaps), len(overlaps))
 
     @property
     def accepted_per_scored(self):

@@ -1,5 +1,7 @@
 """Costs of forwards: on a clock of our own where the answer must be known, on a tiny model where shapes must be."""
 
+import math
+
 import pytest
 import torch
 
@@ -63,6 +65,55 @@ def test_a_disturbed_repeat_does_not_move_the_median(clockwork):
     clockwork.forward = disturbed
     table = costs.cost_curve(clockwork, [1, 2], [10], repeats=15)
     assert table.sec.tolist() == pytest.approx([1.2, 1.3])
+
+
+class Recorded:
+    """What `torch.cuda.graph` would give of a clockwork forward: the same without the time that Python takes."""
+
+    def __init__(self, model, width):
+        self.model, self.width = model, width
+
+    def replay(self):
+        self.model.now += 0.1 * self.width
+
+
+def test_replays_are_timed_beside_the_forwards_they_recorded(clockwork, monkeypatch):
+    monkeypatch.setattr(costs, "_check", lambda *_: None)  # It would refuse a replay on a CPU.
+    monkeypatch.setattr(
+        costs, "_record", lambda model, context, width, _: (Recorded(model, width) if width < 4 else None, None)
+    )
+    table = costs.cost_curve(clockwork, [1, 2, 4], [10], repeats=5, replay=True)
+    assert table.sec.tolist() == pytest.approx([1.2, 1.3, 1.5])
+    assert table.graph_sec.tolist() == pytest.approx([0.1, 0.2, math.nan], nan_ok=True)  # 4 could not be captured
+
+
+def test_on_cuda_the_clock_is_the_device_s(monkeypatch):
+    """Events are recorded around the work and read after the last has been reached; they count milliseconds."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("record")
+
+        def synchronize(self):
+            log.append("wait")
+
+        def elapsed_time(self, later):
+            return 2.5
+
+    monkeypatch.setattr(costs.torch.cuda, "Event", Event)
+    monkeypatch.setattr(costs, "synchronize", lambda device: log.append("idle"))
+    assert costs._timed(lambda: log.append("work"), torch.device("cuda")) == pytest.approx(0.0025)
+    assert log == ["idle", "record", "work", "record", "wait"]
+
+
+def test_only_cuda_can_replay(clockwork):
+    with pytest.raises(ValueError, match="only a forward on CUDA can be replayed as a graph, the model is on cpu"):
+        costs.cost_curve(clockwork, [1], [10], replay=True)
+    assert clockwork.order == []
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_timed(clockwork):

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from specnb.costs import cost_curve
 from specnb.drafters import ModelDrafter, PromptLookup
 from specnb.models import CausalLM
 from specnb.probs import Sampling
@@ -109,3 +110,25 @@ def test_peak_memory_is_the_resident_memory_plus_what_the_run_needed():
     resident = torch.cuda.memory_allocated()
     peak = autoregressive(target, [1, 2, 3], max_new_tokens=8).trace.peak_memory_bytes
     assert resident <= peak < resident + (1 << 27)
+
+
+def test_a_replayed_forward_takes_no_longer_than_the_eager_one_and_leaves_the_model_as_it_was():
+    model = CausalLM(tiny_model("Llama").to(CUDA))
+    before = autoregressive(model, [3, 1, 4], max_new_tokens=5, sampling=Sampling(temperature=0)).ids
+    table = cost_curve(model, [1, 4], [16, 64], repeats=5, replay=True)
+    assert (table.graph_sec > 0).all() and (table.graph_sec < table.sec).all()
+    assert autoregressive(model, [3, 1, 4], max_new_tokens=5, sampling=Sampling(temperature=0)).ids == before
+
+
+def test_a_recorded_forward_computes_what_the_eager_one_does():
+    model = CausalLM(tiny_model("Llama").to(CUDA))
+    model.forward(torch.tensor([[3, 1, 4]]), 1)
+    ids, static = torch.tensor([[1, 5]], device=CUDA), {}
+    static["eager"] = model.forward(ids, 2).clone()
+    model.rollback(3)
+    kept, graph = model.cache_tensors, torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        static["replayed"] = model.forward(ids, 2)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert len(kept) == 4 and torch.allclose(static["eager"], static["replayed"])

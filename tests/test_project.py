@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("sweep", "costs")
+RESULTS = [path for kind in KINDS for path in sorted((ROOT / "data").glob(f"{kind}-*.json"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CONDA_NAMES = {"pytorch": "torch"}
 
@@ -81,7 +83,8 @@ def test_no_function_has_a_parameter_called_p_or_q_or_fifty_lines():
 
 def test_the_package_stays_small():
     """A limit to argue with: the spine has 2,500 lines of code, the audit of other engines some 450,
-    the cost of a forward and adaptive drafting 150 more.
+    the cost of a forward and adaptive drafting 150, the suite for a GPU at hand and
+    its figure 200 more.
 
     Docstrings, comments and blank lines are not counted, for they are what readers come for.
     """
@@ -98,7 +101,7 @@ def test_the_package_stays_small():
                 documentation.update(range(node.lineno, node.end_lineno + 1))
         for number, line in enumerate(source.splitlines(), 1):
             count += bool(line.strip()) and not line.strip().startswith("#") and number not in documentation
-    assert count < 3275, count
+    assert count < 3550, count
 
 
 def test_imports_only_point_upward():
@@ -131,6 +134,8 @@ def test_imports_only_point_upward():
         "endpoint",
         "plots",
         "show",
+        "suite",
+        "report_cli",
         "audit_cli",
     ]
     order += ["__main__"]
@@ -171,14 +176,14 @@ def test_a_code_cell_of_a_solution_is_short(path):
         assert cell.cell_type != "code" or len(cell.source.splitlines()) <= 15, cell.source
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "figures").glob("sweep-*.png")), ids=lambda path: path.stem)
-def test_a_figure_is_current(path, tmp_path, capsys):
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_result_has_its_figure_and_it_is_current(path, tmp_path, capsys):
     """Drawn again from the result file of its name, it is the same picture; `make figures` mends it."""
     from specnb.__main__ import main
 
-    again = tmp_path / path.name
-    assert main(["report", str(ROOT / "data" / f"{path.stem}.json"), "--figure", str(again)]) == 0
-    assert_same_picture(path, again)
+    again = tmp_path / f"{path.stem}.png"
+    assert main(["report", str(path), "--figure", str(again)]) == 0
+    assert_same_picture(ROOT / "figures" / again.name, again)
 
 
 def assert_same_picture(path, again):
@@ -188,9 +193,9 @@ def assert_same_picture(path, again):
     assert old.shape == new.shape and (old != new).mean() < 1e-4  # less than one moved marker
 
 
-def test_every_result_of_a_sweep_has_its_figure():
-    results = {path.stem for path in (ROOT / "data").glob("sweep-*.json")}
-    assert results == {path.stem for path in (ROOT / "figures").glob("sweep-*.png")}
+def test_every_figure_of_a_result_has_its_data():
+    figures = [path for kind in KINDS for path in (ROOT / "figures").glob(f"{kind}-*.png")]
+    assert {path.stem for path in figures} == {path.stem for path in RESULTS}
 
 
 def test_the_readme_lists_every_notebook_and_module():

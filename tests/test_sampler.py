@@ -10,6 +10,7 @@ from specnb.gof import chi_square
 from specnb.models import CausalLM, TableModel
 from specnb.probs import Sampling
 from specnb.sampler import autoregressive, rounds, speculative
+from specnb.trace import Trace
 from tests.conftest import VOCAB, seeded, tiny_model
 from tests.test_exact import draft_by_prefix, target_by_prefix
 
@@ -340,6 +341,25 @@ def test_phases_sum_to_the_wall_time(tiny):
     wall = time.perf_counter() - began
     assert trace.total_sec == pytest.approx(trace.draft_sec + trace.verify_sec + trace.other_sec)
     assert trace.total_sec <= wall and trace.peak_memory_bytes is None
+
+
+def test_overlaps_are_kept_where_they_are_asked_for():
+    """sum min(p, q) by hand: .7 after an even number of tokens, .5 after an odd one, whatever was accepted."""
+    rows = {0: ([0.2, 0.3, 0.5], [0.5, 0.3, 0.2]), 1: ([0.5, 0.5, 0.0], [0.0, 1.0, 0.0])}
+    target, draft = (TableModel(lambda prefix, which=which: rows[len(prefix) % 2][which], 3) for which in (0, 1))
+    options = {"gamma": 3, "max_new_tokens": 200, "sampling": Sampling(1.0)}
+    done = list(rounds(target, ModelDrafter(draft), [0], **options, generator=seeded(3), overlaps=True))
+    num_committed, expected = 1, []
+    for r in done:
+        lengths = range(num_committed, num_committed + r.num_drafted)
+        assert r.overlaps == pytest.approx([0.5 if length % 2 else 0.7 for length in lengths])
+        expected += r.overlaps
+        num_committed += r.num_emitted
+    trace = Trace(3, done)
+    assert trace.alpha_uncensored == pytest.approx(sum(expected) / len(expected))
+    assert len(expected) == sum(r.num_drafted for r in done) > sum(r.num_tested for r in done)
+    without = speculative(target, ModelDrafter(draft), [0], **options, generator=seeded(3))
+    assert without.ids == [token for r in done for token in r.ids] and without.trace.alpha_uncensored is None
 
 
 @pytest.mark.model

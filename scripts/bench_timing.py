@@ -1,0 +1,236 @@
+"""The benchmark of the timing laboratory: ceilings, predictions, transformers with the same draft, adaptive lengths."""
+
+import copy
+import math
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from bench_arms import AT_ONE, GREEDY, TOKENS, interval, ours, paired_ratio, row, theirs, tokens_per_sec
+from rich.progress import track
+
+from specnb import sweep, verdict
+from specnb.adaptive import CostAware, EarlyStop
+from specnb.compare import compare
+from specnb.costs import cost_curve
+from specnb.drafters import FirstOf, PromptLookup
+from specnb.models import load_pair
+from specnb.prompts import load_prompts
+from specnb.sampler import speculative
+
+GAMMAS = range(1, 9)
+CONTEXT = 128  # Tokens in the cache where costs are measured: about the middle of the prompts' answers.
+
+
+def suite():
+    """Rows one by one, so that what is finished is kept."""
+    target, drafter, tokenizer = load_pair()
+    prompts = [prompt.encode(tokenizer) for prompt in load_prompts(limit=14)]
+    yield from ceilings(target, drafter, prompts)
+    yield from against_generate(target, drafter, prompts)
+    yield from cost_aware(target, drafter, prompts)
+    yield from predictions(target, drafter)
+    yield from repeated_sweeps(target, drafter)
+
+
+# ------------------------------------------------------------------------------------------------- the ceiling
+
+
+def ceilings(target, drafter, prompts, gamma=4, bare_rounds=12):
+    """Achieved over possible: the time that bare forwards of the same widths take, over that of whole rounds.
+
+    Only rounds with a full block count, the first, with its prefill, left out. The bare forwards of a prompt follow
+    its rounds, at a cache length within its answer.
+    """
+    for title, sampling, bar in (("greedy", GREEDY, 0.95), ("T=1", AT_ONE, 0.90)):
+        ratios = []
+        for index, ids in enumerate(track([prompts[0], *prompts], description=f"ceiling {title}")):
+            generator = torch.Generator().manual_seed(index)
+            trace = speculative(
+                target, drafter, ids, gamma=gamma, max_new_tokens=2 * TOKENS, sampling=sampling, generator=generator
+            ).trace
+            whole = [r.total_sec for r in trace.rounds[1:] if r.num_drafted == gamma]
+            bare = [bare_round(target, drafter.model, len(ids) + TOKENS, gamma) for _ in range(bare_rounds)]
+            ratios.append(np.mean(bare) / np.mean(whole))
+        yield row(f"tokens/s over the ceiling of bare forwards, gamma {gamma}, {title}", interval(ratios[1:]), bar)
+
+
+def bare_round(target, draft, context, gamma):
+    """Seconds of gamma draft steps and one verification, after `context` random tokens; no rule, no sampling."""
+    ids = torch.randint(target.vocab_size, (1, context), generator=torch.Generator().manual_seed(context))
+    for model in (target, draft):
+        if model.length != context:
+            model.reset()
+            model.forward(ids, num_logits=1)
+    began = time.perf_counter()
+    for _ in range(gamma):
+        draft.forward(ids[:, :1], num_logits=1)
+    target.forward(ids[:, : gamma + 1], num_logits=gamma + 1)
+    seconds = time.perf_counter() - began
+    for model in (target, draft):
+        model.rollback(context)
+    return seconds
+
+
+# --------------------------------------------------------------------------------------- generate(), same draft
+
+
+class ScatteredHead(torch.nn.Module):
+    """A trimmed output head with the whole vocabulary's shape: -inf for what it cannot propose."""
+
+    def __init__(self, head, output_ids, vocab_size):
+        super().__init__()
+        self.head, self.output_ids, self.vocab_size = head, output_ids, vocab_size
+
+    def forward(self, hidden):
+        kept = self.head(hidden)
+        logits = kept.new_full((*kept.shape[:-1], self.vocab_size), -torch.inf)
+        logits[..., self.output_ids] = kept
+        return logits
+
+
+def as_assistant(draft, gamma):
+    """The shipped draft as a model that `generate(assistant_model=...)` takes: the same weights, constant length."""
+    model = copy.copy(draft.model)
+    model._modules = {
+        **draft.model._modules,
+        "lm_head": ScatteredHead(draft.model.lm_head, draft.output_ids, draft.vocab_size),
+    }
+    model.generation_config = copy.deepcopy(draft.model.generation_config)
+    model.generation_config.update(
+        num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
+    )
+    return model
+
+
+def against_generate(target, drafter, prompts):
+    logs, low = [], []
+    for gamma in (2, 4, 8):
+        for name, sampling, options in (
+            ("greedy", GREEDY, {"do_sample": False}),
+            ("T=1", AT_ONE, {"do_sample": True, "top_k": 0, "temperature": 1.0}),
+        ):
+            arms = (
+                ours(target, drafter, gamma, sampling, tokens_per_sec),
+                theirs(target, tokens_per_sec, assistant_model=as_assistant(drafter.model, gamma), **options),
+            )
+            ratios = paired_ratio(arms, prompts[:7], 2 if sampling is GREEDY else 4)
+            logs.append(np.log(ratios))
+            yield row(f"tokens/s over generate() with the same draft, gamma {gamma}, {name}", interval(ratios))
+    rng = np.random.default_rng(0)
+    resampled = [np.mean([rng.choice(part, len(part)).mean() for part in logs]) for _ in range(4000)]
+    low, high = np.exp(np.percentile(resampled, [2.5, 97.5]))
+    mean = math.exp(np.mean([part.mean() for part in logs]))
+    yield row("geometric mean of these six", (mean, low, high), 1.05)
+
+
+# ----------------------------------------------------------------------------------------------- adaptive length
+
+
+def costs(target, draft, repeats=10):
+    """(c, [v(0), v(1), ...]) at `CONTEXT` tokens, one more gamma than is drafted."""
+    forward = cost_curve(target, range(1, GAMMAS[-1] + 3), [CONTEXT], repeats=repeats).sec
+    return cost_curve(draft, [1], [CONTEXT], repeats=repeats).sec[0] / forward[0], list(forward / forward[0])
+
+
+def reliability_of(target, drafter, prompts, sampling, gamma=4):
+    """Accepted drafts over the confidence they had, over all tests."""
+    blocks, confidences, accepted = [], 0.0, 0
+
+    def listen(block):
+        blocks[len(blocks) - (len(block) > 1) :] = [list(block)]
+        return False
+
+    for index, ids in enumerate(prompts):
+        blocks.clear()
+        trace = speculative(
+            target, EarlyStop(drafter.model, listen), ids, gamma=gamma, max_new_tokens=TOKENS, sampling=sampling,
+            generator=torch.Generator().manual_seed(index),
+        ).trace  # fmt: skip
+        # A block of one is asked about by nobody: it has its full length.
+        drafted = [r for r in trace.rounds if r.num_drafted > 1]
+        for r, block in zip(drafted, blocks, strict=True):
+            seen = block[: r.num_tested]
+            confidences, accepted = confidences + sum(seen), accepted + min(r.num_accepted, len(seen))
+    return accepted / confidences
+
+
+def cost_aware(target, drafter, prompts):
+    """The cost-aware rule over the best constant length; both are fitted to the first prompts, quoted on the others."""
+    cost_ratio, verify_cost = costs(target, drafter.model)
+    fitted_on, quoted_on = prompts[:7], prompts[7:]
+    for title, sampling in (("greedy", GREEDY), ("T=1", AT_ONE)):
+        rates = {}
+        for gamma in (1, 2, 3, 4):
+            arm = ours(target, drafter, gamma, sampling, tokens_per_sec)
+            rates[gamma] = interval([arm(ids) for ids in fitted_on])[0]
+        best = max(rates, key=rates.get)
+        reliability = reliability_of(target, drafter, fitted_on, sampling)
+        rule = EarlyStop(drafter.model, CostAware(cost_ratio, verify_cost, reliability))
+        arms = (
+            ours(target, rule, GAMMAS[-1], sampling, tokens_per_sec),
+            ours(target, drafter, best, sampling, tokens_per_sec),
+        )
+        ratios = paired_ratio(arms, quoted_on, 4)
+        name = (
+            f"cost-aware length over constant gamma {best}, {title} (c {cost_ratio:.2f}, reliability {reliability:.2f})"
+        )
+        yield row(name, interval(ratios), 0.97)
+
+
+# ---------------------------------------------------------------------------------------------------- predictions
+
+
+def predictions(target, drafter, num_prompts=14):
+    """Predicted from alpha_hat, c and v(gamma) of the same run, against measured: speed-up of the decoding phase."""
+    name = drafter.model.name
+    before = costs(target, drafter.model)
+    result = one_sweep(target, {name: drafter}, GAMMAS, [0.0, 1.0], num_prompts)
+    after = costs(target, drafter.model)
+    cost_ratio, verify_cost = (np.mean(pair, axis=0) for pair in zip(before, after, strict=True))
+    table = verdict.summary(verdict.frame(result))
+    errors = {"v measured": [], "Theorem 3.8": []}
+    measured = []
+    for temperature, part in table[table.gamma > 0].groupby("temperature"):
+        alpha = part.num_accepted.sum() / part.num_tested.sum()
+        for arm in part.itertuples():
+            measured.append(arm.tokens_per_round / arm.round_cost)
+            drafted = arm.num_drafted_later / arm.num_later_rounds  # last blocks are clipped
+            emitted = (1 - alpha ** (drafted + 1)) / (1 - alpha)
+            v = np.interp(drafted, range(len(verify_cost)), verify_cost)
+            for which, cost in (("v measured", v), ("Theorem 3.8", 1.0)):
+                errors[which].append(emitted / (drafted * cost_ratio + cost) / measured[-1] - 1)
+            predicted = 1 + errors["v measured"][-1]
+            yield row(f"predicted over measured speed-up, gamma {arm.gamma}, T={temperature:g}", (predicted,) * 3)
+    measured = np.array(measured)
+    for which, bars in (("v measured", (0.05, 0.10)), ("Theorem 3.8", (None, None))):
+        found = np.array(errors[which])
+        for statistic, what, bar in ((np.median, "median", bars[0]), (np.max, "worst", bars[1])):
+            value = interval(np.abs(found), statistic)
+            yield row(f"prediction with {which}: {what} absolute error", value, bar, at_least=False)
+        explained = 1 - ((found * measured) ** 2).sum() / ((measured - measured.mean()) ** 2).sum()
+        yield row(f"prediction with {which}: R squared", (explained,) * 3)
+
+
+def one_sweep(target, drafters, gammas, temperatures, num_prompts):
+    with tempfile.TemporaryDirectory() as folder:
+        return sweep.run(
+            target, drafters, load_prompts(limit=num_prompts), out=Path(folder) / "sweep.json", gammas=gammas,
+            temperatures=temperatures, max_new_tokens=24, track=lambda steps: track(steps, description="sweep"),
+        )  # fmt: skip
+
+
+def repeated_sweeps(target, drafter):
+    """Two runs of one sweep: does the 99.9 % interval of the difference of their best arms hold 0?"""
+    drafters = {"lookup+draft": FirstOf(PromptLookup(min_ngram=2), drafter, caps=(None, 2)), "draft": drafter}
+    first, second = (verdict.frame(one_sweep(target, drafters, (1, 2, 4, 8), [0.0, 1.0], 14)) for _ in range(2))
+    differences = compare(first, second, level=0.999)
+    for temperature, part in differences.groupby("temperature"):
+        best = part.loc[part.speedup_a.idxmax()]
+        line = row(
+            f"two sweeps, T={temperature:g}: difference of the speed-up of {best.drafter} gamma {best.gamma}, 99.9 %",
+            (best.difference, best.low, best.high),
+        )
+        yield {**line, "bar": "contains 0", "holds": bool(not best.differs)}

@@ -1,0 +1,69 @@
+"""`specnb report`: table, verdict and figure of a result file, or two files side by side.
+
+It knows which files there are and how each is shown; what they mean is `verdict`, `compare` and `suite`.
+"""
+
+from pathlib import Path
+
+
+def add_report(commands):
+    report = commands.add_parser("report", help="print table and verdict of a result file")
+    report.add_argument("result", type=Path)
+    report.add_argument("--figure", type=Path, help="draw the picture here too")
+    report.add_argument("--compare", type=Path, metavar="OTHER", help="set another result beside it, with differences")
+    report.set_defaults(run=_report)
+
+
+def _report(arguments):
+    from specnb import suite, verdict
+    from specnb.compare import compare
+
+    if (costs := suite.load(arguments.result)) is not None:
+        if arguments.compare is not None:
+            raise ValueError(f"{arguments.result} holds costs of forwards; only results of sweeps are compared")
+        show_costs(costs, arguments.result, arguments.figure)
+        return 0
+    result = verdict.load(arguments.result)
+    show_sweep(result, arguments.result, arguments.figure)
+    if arguments.compare is not None:
+        other = verdict.load(arguments.compare)
+        print(f"\nbeside it, b: {verdict.origin(other)}")
+        print(compare(*map(verdict.frame, (result, other))).to_string(index=False, float_format="{:.2f}".format))
+    return 0
+
+
+def show_sweep(result, path, figure):
+    """Print table and verdict of the result in `path`; draw its figure where a path for it is given."""
+    from specnb import plots, show, verdict
+
+    rows = verdict.frame(result)
+    summary = verdict.summary(rows)
+    print(show.table(summary))
+    failed = [row for row in result["rows"] if row["status"] != "ok"]
+    if failed:
+        print(f"{len(failed)} of {len(result['rows'])} rows did not finish; the first: {failed[0]['status']}")
+    print(verdict.origin(result))
+    print(verdict.report(rows))
+    if figure is not None:
+        title = f"{verdict.origin(result)}; {path.name}"
+        _save(plots.sweep(summary, verdict.predicted(summary), title), figure)
+
+
+def show_costs(result, path, figure):
+    """The same for the costs of a suite: c, v and the acceptance that breaks even, eager and replayed."""
+    import pandas as pd
+
+    from specnb import plots, suite
+
+    for column, how in suite.HOW.items():
+        print(f"\n{how}")
+        print(suite.table(result, column).to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
+    print(f"\n{suite.origin(result)}; acceptance {result['acceptance']}")
+    if figure is not None:
+        targets = [target for target, _ in result["settings"]["pairs"]]
+        _save(plots.costs(pd.DataFrame(result["rows"]), targets, f"{suite.origin(result)}; {path.name}"), figure)
+
+
+def _save(drawn, figure):
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(figure, dpi=110)
