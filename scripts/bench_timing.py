@@ -136,11 +136,12 @@ def costs(target, draft, repeats=10):
 
 
 def reliability_of(target, drafter, prompts, sampling, gamma=4):
-    """Accepted drafts over the confidence they had, over all tests."""
-    blocks, confidences, accepted = [], 0.0, 0
+    """Accepted drafts over the confidence they had, over all tests but those of the last of a full block."""
+    blocks, confidence, accepted = [], 0.0, 0
 
     def listen(block):
-        blocks[len(blocks) - (len(block) > 1) :] = [list(block)]
+        if len(block) == 1:
+            blocks.append(block)  # It grows while its block is drafted.
         return False
 
     for index, ids in enumerate(prompts):
@@ -149,12 +150,10 @@ def reliability_of(target, drafter, prompts, sampling, gamma=4):
             target, EarlyStop(drafter.model, listen), ids, gamma=gamma, max_new_tokens=TOKENS, sampling=sampling,
             generator=torch.Generator().manual_seed(index),
         ).trace  # fmt: skip
-        # A block of one is asked about by nobody: it has its full length.
-        drafted = [r for r in trace.rounds if r.num_drafted > 1]
-        for r, block in zip(drafted, blocks, strict=True):
+        for r, block in zip([r for r in trace.rounds if r.num_drafted > 1], blocks, strict=True):
             seen = block[: r.num_tested]
-            confidences, accepted = confidences + sum(seen), accepted + min(r.num_accepted, len(seen))
-    return accepted / confidences
+            confidence, accepted = confidence + sum(seen), accepted + min(r.num_accepted, len(seen))
+    return accepted / confidence
 
 
 def cost_aware(target, drafter, prompts):

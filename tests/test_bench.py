@@ -1,0 +1,64 @@
+"""The benchmark's own arithmetic, on tiny models: what it compares must be what it says."""
+
+import importlib
+import math
+import sys
+
+import pytest
+import torch
+
+from specnb.drafters import ModelDrafter
+from specnb.models import CausalLM
+from specnb.probs import Sampling
+from specnb.prompts import PROJECT
+from specnb.pruned import PrunedLM
+from tests.conftest import tiny_model
+
+
+@pytest.fixture(scope="module")
+def timing():
+    sys.path.insert(0, str(PROJECT / "scripts"))
+    yield importlib.import_module("bench_timing")
+    sys.path.remove(str(PROJECT / "scripts"))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = CausalLM(tiny_model("Llama", initializer_range=0.3, eos_token_id=None).float())
+    return target, PrunedLM(target, [0], range(0, 40))
+
+
+def test_generate_gets_the_same_draft_and_accepts_the_same(timing, pair):
+    """Greedy rounds of both engines: the assistant proposes what the trimmed draft does, so as many are needed."""
+    target, draft = pair
+    assistant = timing.as_assistant(draft, gamma=3)
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    logits = assistant(input_ids=ids).logits
+    draft.reset()
+    assert torch.equal(logits, draft.forward(ids, num_logits=5)) and logits[..., 40:].eq(-math.inf).all()
+    ours = timing.ours(target, ModelDrafter(draft), 3, Sampling(temperature=0), lambda *measured: measured[1:])
+    theirs = timing.theirs(target, lambda *measured: measured[1:], assistant_model=assistant, do_sample=False)
+    for prompt in ([3, 1, 4, 1, 5], [2, 7, 1, 8], [11, 12, 13]):
+        assert ours(prompt) == theirs(prompt)  # (tokens, rounds)
+
+
+def test_a_bare_round_leaves_the_caches_as_long_as_they_were(timing, pair):
+    target, draft = pair
+    assert timing.bare_round(target, draft, 10, gamma=3) > 0
+    assert (target.length, draft.length) == (10, 10)
+
+
+def test_the_reliability_of_a_draft_that_is_its_target_is_at_least_one_when_greedy(timing):
+    """Every draft is accepted, and no confidence is above 1."""
+    target = CausalLM(tiny_model("Llama", initializer_range=0.3))
+    drafter = ModelDrafter(CausalLM(target.model))
+    assert timing.reliability_of(target, drafter, [[1, 2, 3], [4, 5]], Sampling(temperature=0)) > 1
+    at_one = timing.reliability_of(target, drafter, [[1, 2, 3], [4, 5]], Sampling())
+    assert at_one > 1
+
+
+def test_an_interval_holds_its_value_and_a_bar_is_asked_of_its_worse_end(timing):
+    value, low, high = timing.interval([0.9, 1.0, 1.1, 1.2])
+    assert low < value < high and value == pytest.approx((0.9 * 1.0 * 1.1 * 1.2) ** 0.25)
+    assert timing.row("speed", (1.1, 0.9, 1.3), 1.0)["holds"] is False
+    assert timing.row("time", (0.9, 0.8, 0.99), 1.0, at_least=False)["holds"] is True
