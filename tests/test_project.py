@@ -129,6 +129,7 @@ def test_imports_only_point_upward():
         "sweep",
         "verdict",
         "compare",
+        "latency",
         "audit",
         "audit_generate",
         "endpoint",
