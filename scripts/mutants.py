@@ -18,15 +18,15 @@ MUTANTS = [
         "target cache off by one",
         "transformers #47433 (the kind)",
         "sampler.py",
-        "target.rollback(len(committed) - (num_accepted < len(emitted)))",
-        "target.rollback(len(committed) - (num_accepted < len(emitted)) - 1)",
+        "lengths.append(len(row.committed) - (num_accepted < len(emitted)))",
+        "lengths.append(len(row.committed) - (num_accepted < len(emitted)) - 1)",
     ),
     (
         "target cache keeps rejected drafts",
         "mlx-lm PR #1109",
         "sampler.py",
-        "target.rollback(len(committed) - (num_accepted < len(emitted)))",
-        "pass",
+        "for model in (target, drafter):\n        if model is not None:\n            model.rollback(",
+        "for model in (drafter,):\n        if model is not None:\n            model.rollback(",
     ),
     ("end of sequence ignored", "transformers #47912", "sampler.py", "return emitted[: i + 1]", "return emitted"),
     (
@@ -47,22 +47,22 @@ MUTANTS = [
         "draft cache not rolled back",
         "vllm PR #26498 (the kind)",
         "sampler.py",
-        "drafter.rollback(target.length)",
-        "pass",
+        "for model in (target, drafter):\n        if model is not None:\n            model.rollback(",
+        "for model in (target,):\n        if model is not None:\n            model.rollback(",
     ),
     (
         "processors at the first position only",
         "vllm #9834 (the kind)",
         "sampler.py",
-        "[[prefix[:end] for end in range(len(committed), len(prefix) + 1)]]",
-        "[[prefix[: len(committed)] for end in range(len(committed), len(prefix) + 1)]]",
+        "[prefix[:end] for end in range(len(row.committed), len(prefix) + 1)]",
+        "[prefix[: len(row.committed)] for end in range(len(row.committed), len(prefix) + 1)]",
     ),
     (
         "one uniform reused across positions",
         "feifeibear, local-inference-lab/vllm PR #209",
         "sampler.py",
-        "torch.rand(1, n, dtype=torch.float64, generator=generator)",
-        "torch.rand(1, 1, dtype=torch.float64, generator=generator).expand(1, n)",
+        "torch.rand(n, dtype=torch.float64, generator=row.source, out=line[:n])",
+        "line[:n] = torch.rand(1, dtype=torch.float64, generator=row.source)",
     ),
     (
         "accepted tokens counted beyond the first rejection",
@@ -124,14 +124,14 @@ MUTANTS = [
         "block not clipped to what may be emitted",
         "feifeibear overshoots by up to gamma",
         "sampler.py",
-        "room = [gamma, end - num_committed - 1]",
+        "room = [gamma, row.end - len(row.committed) - 1]",
         "room = [gamma]",
     ),
     (
         "block not clipped to the draft's context",
         "exllamav2 #274",
         "sampler.py",
-        "room.append(drafter.context_length - num_committed + 1)",
+        "room.append(drafter.context_length - len(row.committed) + 1)",
         "pass",
     ),
     (
@@ -159,8 +159,43 @@ MUTANTS = [
         "global random state read",
         "CASES 48",
         "sampler.py",
-        "torch.rand(1, n, dtype=torch.float64, generator=generator)",
-        "torch.rand(1, n, dtype=torch.float64)",
+        "torch.rand(n, dtype=torch.float64, generator=row.source, out=line[:n])",
+        "torch.rand(n, dtype=torch.float64, out=line[:n])",
+    ),
+    (
+        "padding of a shorter block tested like a draft",
+        "vllm-ascend #13608 (the kind)",
+        "rule.py",
+        "accepted &= torch.arange(gamma, device=accepted.device) < num_drafted[..., None]",
+        "pass",
+    ),
+    (
+        "a row's last uniform is its padding",
+        "the kind of vllm #6034",
+        "sampler.py",
+        "uniforms[:, -1:] = uniforms.gather(-1, block_lengths[:, None])",
+        "pass",
+    ),
+    (
+        "padding written over a row's own cache",
+        "left padding, the kind of CASES 30",
+        "cache.py",
+        "torch.where(offset < 0, num_slots - 1, before[0] + offset)",
+        "before[0] + offset.clamp(min=0)",
+    ),
+    (
+        "rejected drafts stay visible in a batch",
+        "mlx-lm PR #1109 (the kind)",
+        "cache.py",
+        "<= torch.where(offset < 0, 0, slots)[..., None]",
+        "<= torch.where(offset < 0, 0, slots).amax()",
+    ),
+    (
+        "a batch keeps the wrong rows",
+        "the kind of vllm #11123",
+        "cache.py",
+        "self.keys, self.values = self.keys[rows], self.values[rows]",
+        "self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]",
     ),
 ]
 
@@ -178,7 +213,7 @@ def first_failure(name, old, new):
         path.write_text(source.replace(old, new))
         # The module's own tests come first: they should be the ones that notice.
         own = {"rule", "probs", "models", "drafters", "sampler"} & {name.removesuffix(".py")}
-        names = [*own, "properties", "rule", "probs", "models", "drafters", "sampler", "cases"]
+        names = [*own, "properties", "rule", "probs", "models", "drafters", "sampler", "batch", "cases"]
         tests = [f"tests/test_{part}.py" for part in dict.fromkeys(names)]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not model", *tests]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)

@@ -11,6 +11,7 @@ import torch
 
 from specnb.models import check_same_vocabulary
 from specnb.probs import first_maximum
+from specnb.request import padded
 from specnb.rule import inverse_cdf
 
 
@@ -18,9 +19,18 @@ class Drafter:
     """The seam: subclass it and write `propose`."""
 
     context_length = None  # longest prefix it can read, in tokens; None: any
+    remembers = True  # Whether it keeps anything of a prompt from one round to the next; if not, it serves batches.
 
     def reset(self, target):
         """A run with `target` begins: refuse what cannot work, forget everything. May be called twice."""
+
+    def begin(self, target, batch):
+        """A run of `batch` prompts begins."""
+        if batch > 1 and self.remembers:
+            raise ValueError(
+                f"{type(self).__name__} serves one prompt at a time, not {batch}; take a ModelDrafter or PromptLookup"
+            )
+        self.reset(target)
 
     def propose(self, prefix_ids, gamma, sampling, draw, target):
         """Propose at most `gamma` tokens after `prefix_ids`.
@@ -45,8 +55,28 @@ class Drafter:
         """
         raise NotImplementedError
 
+    def propose_batch(self, prefixes, gammas, sampling, draw, target):
+        """`propose` for every row of a batch; here each by itself, for a drafter that remembers nothing.
+
+        `draw` takes how many uniforms each row needs and returns `(batch, most)`.
+
+        Returns
+        -------
+        (ids, probs, num_drafted)
+            As of `propose`, of shapes `(batch, k)` and `(batch, k, vocab)`, and how many of its k each row drafted:
+            what follows those is padding.
+        """
+        rows = [
+            self.propose(prefix, gamma, sampling, lambda n, i=i: _one_row(draw, i, n, len(prefixes)), target)
+            for i, (prefix, gamma) in enumerate(zip(prefixes, gammas, strict=True))
+        ]
+        return _stacked([ids[0] for ids, _ in rows], [probs[0] for _, probs in rows])
+
     def rollback(self, length):
-        """The round is over: forget everything after the first `length` committed tokens."""
+        """The round is over: forget everything after the first `length` committed tokens (a list, for a batch)."""
+
+    def keep(self, rows):
+        """Go on with these rows of a batch."""
 
     def describe(self):
         """What this is, for a result file."""
@@ -80,24 +110,40 @@ class ModelDrafter(Drafter):
             self._checked = target
         self.model.reset()
 
+    def begin(self, target, batch):
+        if batch == 1 or type(self).ends_block is not ModelDrafter.ends_block:
+            return super().begin(target, batch)
+        self.reset(target)
+        self.model.reset(batch)
+
     def propose(self, prefix_ids, gamma, sampling, draw, target):
-        sampling = self.sampling or sampling
-        uniforms = draw(gamma).to(self.model.device)  # (1, gamma)
         new_ids = torch.tensor([prefix_ids[self.model.length :]], device=self.model.device)
-        prefix = torch.tensor(prefix_ids, device=self.model.device) if sampling.needs_prefix else None
+        return self._draft([prefix_ids], new_ids, {}, gamma, sampling, draw(gamma))
+
+    def propose_batch(self, prefixes, gammas, sampling, draw, target):
+        unseen = [prefix[length:] for prefix, length in zip(prefixes, self.model.length, strict=True)]
+        new_ids, num_new = padded(unseen, self.model.device)
+        uniforms = draw(gammas)
+        # Rows that may draft less ride along to the longest block, and what they draft beyond theirs is padding.
+        ids, probs = self._draft(prefixes, new_ids, {"num_new": num_new}, max(gammas), sampling, uniforms)
+        return ids, probs, gammas
+
+    def _draft(self, prefixes, new_ids, ragged, gamma, sampling, uniforms):
+        sampling, uniforms = self.sampling or sampling, uniforms.to(self.model.device)  # (batch, gamma)
+        prefixes = [torch.tensor(p, device=self.model.device) for p in prefixes] if sampling.needs_prefix else None
         ids, probs = [], []
         for i in range(gamma):
             # The first forward also feeds what the target committed since, so nothing is ever missing in the cache.
-            logits = self.model.forward(new_ids, num_logits=1)[:, 0]  # (1, vocab)
-            probs.append(sampling.probs(logits, None if prefix is None else prefix[None]))
+            logits = self.model.forward(new_ids, num_logits=1, **ragged)[:, 0]  # (batch, vocab)
+            probs.append(sampling.probs(logits, prefixes))
             # A one-hot row is drawn from without a running sum over the vocabulary.
             drawn = first_maximum(probs[-1]) if sampling.is_greedy else inverse_cdf(probs[-1], uniforms[:, i])
-            new_ids = drawn[:, None]  # (1, 1)
+            new_ids, ragged = drawn[:, None], {}  # (batch, 1)
             ids.append(new_ids)
             if i + 1 < gamma and self.ends_block(i, logits, new_ids):
                 break
-            if sampling.needs_prefix:
-                prefix = torch.cat([prefix, new_ids[0]])
+            if prefixes is not None:
+                prefixes = [torch.cat(both) for both in zip(prefixes, new_ids, strict=True)]
         return torch.cat(ids, -1), torch.stack(probs, -2)
 
     def ends_block(self, position, logits, new_ids):
@@ -106,6 +152,9 @@ class ModelDrafter(Drafter):
 
     def rollback(self, length):
         self.model.rollback(length)
+
+    def keep(self, rows):
+        self.model.keep(rows)
 
     def describe(self):
         sampling = {} if self.sampling is None else {"sampling": asdict(self.sampling)}
@@ -125,6 +174,8 @@ class PromptLookup(Drafter):
     >>> PromptLookup().lookup([1, 2, 3], 4)
     []
     """
+
+    remembers = False
 
     def __init__(self, max_ngram=3, min_ngram=1):
         if not 1 <= min_ngram <= max_ngram:
@@ -187,6 +238,21 @@ class FirstOf(Drafter):
         for drafter in self.drafters:
             drafter.reset(target)
 
+    def begin(self, target, batch):
+        for drafter in self.drafters:
+            drafter.begin(target, batch)
+
+    def propose_batch(self, prefixes, gammas, sampling, draw, target):
+        no_ids = torch.empty(0, dtype=torch.long, device=target.device)
+        nothing = no_ids, torch.empty(0, target.vocab_size, device=target.device)
+        rows = [nothing] * len(prefixes)
+        for drafter, cap in zip(self.drafters, self.caps, strict=True):
+            asked = [0 if len(row[0]) else min(gamma, cap or gamma) for gamma, row in zip(gammas, rows, strict=True)]
+            if any(asked):
+                ids, probs, num_drafted = drafter.propose_batch(prefixes, asked, sampling, draw, target)
+                rows = [(ids[i, :n], probs[i, :n]) if n else rows[i] for i, n in enumerate(num_drafted)]
+        return _stacked(*zip(*rows, strict=True))
+
     def propose(self, prefix_ids, gamma, sampling, draw, target):
         for drafter, cap in zip(self.drafters, self.caps, strict=True):
             ids, probs = drafter.propose(prefix_ids, min(gamma, cap or gamma), sampling, draw, target)
@@ -198,5 +264,19 @@ class FirstOf(Drafter):
         for drafter in self.drafters:
             drafter.rollback(length)
 
+    def keep(self, rows):
+        for drafter in self.drafters:
+            drafter.keep(rows)
+
     def describe(self):
         return {"id": "FirstOf", "drafters": [d.describe() for d in self.drafters], "caps": list(self.caps)}
+
+
+def _one_row(draw, row, n, batch):
+    return draw([n if i == row else 0 for i in range(batch)])[row : row + 1]
+
+
+def _stacked(ids, probs):
+    """Rows of different lengths in one tensor, zeros behind the shorter: (ids, probs, lengths)."""
+    pad, dtype = torch.nn.utils.rnn.pad_sequence, max(probs, key=len).dtype
+    return pad(ids, batch_first=True), pad([row.to(dtype) for row in probs], batch_first=True), list(map(len, ids))

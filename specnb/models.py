@@ -11,14 +11,15 @@ from typing import Protocol
 import torch
 from safetensors import SafetensorError
 
-from specnb.cache import Cache, refuse_unless_croppable
+from specnb.cache import BatchCache, Cache, refuse_unless_croppable
 from specnb.fetch import file_sha256, model_folder, quiet, weights_of
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 class LanguageModel(Protocol):
-    """What the sampler asks of a model. Ids have shape `(batch, n)`, logits `(batch, num_logits, vocab)`."""
+    """What the sampler asks of a model: ids `(batch, n)`, logits `(batch, num_logits, vocab)`; `batch` and `num_new`
+    only where it serves more than one prompt at a time."""
 
     vocab_size: int
     context_length: int | None
@@ -26,16 +27,22 @@ class LanguageModel(Protocol):
 
     @property
     def length(self) -> int:
-        """Tokens now in the cache."""
+        """Tokens now in the cache; for a batch a list, one number a row."""
 
-    def reset(self) -> None:
-        """Empty the cache."""
+    def reset(self, batch=1) -> None:
+        """Empty the cache; what follows comes in so many rows."""
 
-    def forward(self, ids, num_logits) -> torch.Tensor:
-        """Append `ids` to the cache and return the logits after each of the last `num_logits` of them."""
+    def forward(self, ids, num_logits, num_new=None) -> torch.Tensor:
+        """Append `ids` to the cache and return the logits after each of the last `num_logits` of them.
+
+        Of row b only the last `num_new[b]` ids are real, at least `num_logits`; those before are padding.
+        """
 
     def rollback(self, length) -> None:
-        """Forget everything after the first `length` tokens."""
+        """Forget everything after the first `length` tokens; for a batch a list of lengths."""
+
+    def keep(self, rows) -> None:
+        """Go on with these rows of a batch, a list of indices."""
 
 
 class TableModel:
@@ -63,18 +70,27 @@ class TableModel:
 
     @property
     def length(self):
-        return len(self._ids)
+        return len(self._ids[0]) if self._single else list(map(len, self._ids))
 
-    def reset(self):
-        self._ids = ()
+    def reset(self, batch=1):
+        self._ids, self._single = [()] * batch, batch == 1
 
-    def forward(self, ids, num_logits):
-        self._ids += tuple(ids[0].tolist())
-        ends = range(self.length - num_logits + 1, self.length + 1)
-        return torch.stack([self._logits(self._ids[:end]) for end in ends])[None]
+    def forward(self, ids, num_logits, num_new=None):
+        new = [row[len(row) - n :] for row, n in zip(ids.tolist(), num_new or [ids.shape[1]] * len(ids), strict=True)]
+        self._ids = [seen + tuple(row) for seen, row in zip(self._ids, new, strict=True)]
+        return torch.stack(
+            [
+                torch.stack([self._logits(seen[:end]) for end in range(len(seen) - num_logits + 1, len(seen) + 1)])
+                for seen in self._ids
+            ]
+        )
 
     def rollback(self, length):
-        self._ids = self._ids[:length]
+        lengths = [length] if self._single else length
+        self._ids = [seen[:kept] for seen, kept in zip(self._ids, lengths, strict=True)]
+
+    def keep(self, rows):
+        self._ids = [self._ids[row] for row in rows]
 
     def _logits(self, prefix):
         if prefix not in self._rows:
@@ -185,16 +201,19 @@ class CausalLM:
         """Keys and values of every layer, each `(1, heads, length, head size)`; a forward replaces them by others."""
         return self._cache.tensors
 
-    def reset(self):
-        self._cache = Cache(self.model)
+    def reset(self, batch=1):
+        self._cache = Cache(self.model) if batch == 1 else BatchCache(self.model, batch)
 
     @torch.inference_mode()
-    def forward(self, ids, num_logits):
-        logits = self._cache.forward(ids.to(self.device), num_logits)
+    def forward(self, ids, num_logits, num_new=None):
+        logits = self._cache.forward(ids.to(self.device), num_logits, num_new)
         return logits[:, -num_logits:, : self.vocab_size]
 
     def rollback(self, length):
         self._cache.rollback(length)
+
+    def keep(self, rows):
+        self._cache.keep(rows)
 
 
 def available_device(device=None):

@@ -50,8 +50,8 @@ class PrunedLM(CausalLM):
         self.vocab_size = target.vocab_size
 
     @torch.inference_mode()
-    def forward(self, ids, num_logits):
-        kept = super().forward(ids, num_logits)  # (1, num_logits, len(output_ids))
+    def forward(self, ids, num_logits, num_new=None):
+        kept = super().forward(ids, num_logits, num_new)  # (batch, num_logits, len(output_ids))
         logits = kept.new_full((*kept.shape[:-1], self.vocab_size), -torch.inf)
         logits[..., self.output_ids] = kept
         return logits

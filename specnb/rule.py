@@ -143,13 +143,19 @@ def verify(target_probs, draft_probs, draft_ids, uniforms):
     return verify_unchecked(target_probs, draft_probs, draft_ids, uniforms)
 
 
-def verify_unchecked(target_probs, draft_probs, draft_ids, uniforms):
-    """`verify` without its checks, for a caller that made the inputs itself."""
+def verify_unchecked(target_probs, draft_probs, draft_ids, uniforms, num_drafted=None):
+    """`verify` without its checks, for a caller that made the inputs itself.
+
+    `num_drafted`, of the leading shape, is for blocks of different lengths in one batch: what follows the first so many
+    drafts is padding, whose draft probabilities must be 0. Then what is left of p there is p, the bonus token's law.
+    """
     gamma = draft_ids.shape[-1]
     target_at = _at(target_probs[..., :gamma, :], draft_ids)  # (..., gamma), p(x) in Algorithm 1
     draft_at = _at(draft_probs, draft_ids)  # (..., gamma), q(x)
     # The product is taken in the uniforms' float64: dividing in float32 could round a ratio below 1 up to 1.
     accepted = uniforms[..., :gamma] * _wide(draft_at, target_at) < _wide(target_at, draft_at)
+    if num_drafted is not None:
+        accepted &= torch.arange(gamma, device=accepted.device) < num_drafted[..., None]
     num_accepted = accepted.long().cumprod(-1).sum(-1)  # (...), n in Algorithm 1: the length of the accepted prefix
 
     weights = _row(target_probs, num_accepted)  # (..., vocab)

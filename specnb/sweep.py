@@ -19,7 +19,8 @@ import torch
 
 from specnb.probs import Sampling
 from specnb.prompts import PROJECT
-from specnb.sampler import check_prompt, speculative
+from specnb.request import check_prompt
+from specnb.sampler import speculative
 from specnb.timing import environment, gpu_state
 
 SCHEMA = "specnb-sweep/1"

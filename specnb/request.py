@@ -1,0 +1,63 @@
+"""What a run is asked for, checked before any work.
+
+It knows prompts, counts and generators, and how prompts of a batch stand beside each other. It does not know drafting.
+Read `specnb.sampler` next.
+"""
+
+import operator
+
+import torch
+
+
+def check_prompt(prompt_ids, target, max_new_tokens):
+    """The prompt as a list of int; a ValueError where it is empty, outside the vocabulary or too long."""
+    prompt = [operator.index(token) for token in prompt_ids]
+    if not prompt:
+        raise ValueError("the prompt is empty; give at least one token, such as the beginning-of-sequence id")
+    outside = [token for token in prompt if not 0 <= token < target.vocab_size]
+    if outside:
+        raise ValueError(f"prompt id {outside[0]} is outside the vocabulary 0..{target.vocab_size - 1}")
+    context = target.context_length
+    if context is not None and len(prompt) + max_new_tokens > context + 1:  # The newest token needs no position.
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens and max_new_tokens={max_new_tokens} do not fit the target's context "
+            f"of {context}; shorten the prompt or ask for at most {max(context + 1 - len(prompt), 0)} tokens"
+        )
+    return prompt
+
+
+def as_count(name, value):
+    """A whole number, 0 or more; a ValueError for anything else."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, 0 or more, got {value!r}")
+    return number
+
+
+def as_ids(eos_ids):
+    return frozenset(operator.index(token) for token in eos_ids)
+
+
+def sources(generator, num_prompts):
+    """A generator for each prompt: the one given for all of them, or those of a list; None is freshly seeded."""
+    given = generator if isinstance(generator, list | tuple) else [generator]
+    if len(given) not in ({num_prompts} if given is generator else {1}):
+        raise ValueError(f"{len(given)} generators were given for {num_prompts} prompts; give one, or one a prompt")
+    found = []
+    for source in given:
+        if source is None:
+            source = torch.Generator()
+            source.seed()
+        if source.device.type != "cpu":
+            raise ValueError(f"uniforms are drawn on the CPU; pass torch.Generator(), not one on {source.device}")
+        found.append(source)
+    return found if given is generator else found * num_prompts
+
+
+def padded(rows, device):
+    """Lists of ids as `(batch, n)`, shorter ones padded on the left, and how many are real in each."""
+    longest = max(map(len, rows))
+    return torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device), list(map(len, rows))

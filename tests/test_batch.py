@@ -1,0 +1,209 @@
+"""Batches: every row must be what it would be alone, whatever its neighbours' lengths, luck and ends."""
+
+import numpy as np
+import pytest
+import torch
+
+from specnb import exact, sampler
+from specnb.adaptive import BelowThreshold, EarlyStop, Heuristic
+from specnb.battery import battery, independence
+from specnb.drafters import Drafter, FirstOf, ModelDrafter, PromptLookup
+from specnb.models import CausalLM, TableModel
+from specnb.probs import Sampling
+from specnb.sampler import autoregressive, speculative
+from tests.conftest import VOCAB, seeded, tiny_model
+from tests.test_exact import draft_by_prefix, target_by_prefix
+
+GREEDY = Sampling(temperature=0)
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9], [7, 7, 7], [1, 2, 3, 1, 2], [8, 8], [4], [5, 1, 5, 1]]
+
+
+def drafters_of(tiny, family, target):
+    draft = tiny(family, layers=1, seed=1)
+    yield ModelDrafter(draft)
+    yield ModelDrafter(CausalLM(target.model))
+    yield PromptLookup()
+    yield FirstOf(PromptLookup(min_ngram=2), ModelDrafter(draft), caps=(None, 2))
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "GPTNeoX"])
+@pytest.mark.parametrize("gamma", range(7))
+def test_batched_greedy_equals_each_row_alone_in_float64(tiny, family, gamma):
+    target = tiny(family)
+    alone = [autoregressive(target, prompt, max_new_tokens=24, sampling=GREEDY).ids for prompt in PROMPTS]
+    ends = {alone[1][3], alone[4][9]}  # Some rows end early, some in the middle of a block.
+    alone = [autoregressive(target, prompt, max_new_tokens=24, sampling=GREEDY, eos_ids=ends) for prompt in PROMPTS]
+    assert len({len(run.ids) for run in alone}) > 2
+    for drafter in drafters_of(tiny, family, target):
+        for batch in (2, 3, 8):
+            runs = speculative(
+                target, drafter, PROMPTS[:batch], gamma=gamma, max_new_tokens=24, sampling=GREEDY, eos_ids=ends
+            )
+            assert [run.ids for run in runs] == [run.ids for run in alone[:batch]], type(drafter).__name__
+            assert [run.stop_reason for run in runs] == [run.stop_reason for run in alone[:batch]]
+
+
+@pytest.mark.parametrize("penalty", [None, 1.3])
+def test_a_row_with_its_own_generator_emits_what_it_would_alone(tiny, penalty):
+    """And accepts the same drafts in the same rounds: neighbours neither take its uniforms nor cut its blocks."""
+    target, sampling = tiny(), Sampling(1.0, repetition_penalty=penalty)
+    for drafter in drafters_of(tiny, "Llama", target):
+        options = {"gamma": 4, "max_new_tokens": 20, "sampling": sampling, "eos_ids": {6}}
+        alone = [speculative(target, drafter, p, generator=seeded(i), **options) for i, p in enumerate(PROMPTS)]
+        generators = [seeded(i) for i in range(len(PROMPTS))]
+        for run, row in zip(alone, speculative(target, drafter, PROMPTS, generator=generators, **options), strict=True):
+            assert row.ids == run.ids, type(drafter).__name__
+            counts = [[(r.num_drafted, r.num_accepted, r.ids) for r in x.trace.rounds] for x in (row, run)]
+            assert counts[0] == counts[1]
+
+
+def test_a_row_does_not_change_with_its_neighbours(tiny):
+    target, drafter = tiny(), ModelDrafter(tiny(layers=1, seed=1))
+    options = {"gamma": 3, "max_new_tokens": 15}
+    rows = [
+        speculative(target, drafter, prompts, generator=[seeded(9 + i) for i in range(len(prompts))], **options)[0].ids
+        for prompts in ([[3, 1, 4], [5]], [[3, 1, 4], [1] * 40, [2, 2]])
+    ]
+    assert rows[0] == rows[1]
+
+
+class Ragged(Drafter):
+    """Drafts from a table, one token fewer for each place in its row's prompt: blocks of a batch differ in length."""
+
+    remembers = False
+
+    def propose(self, prefix_ids, gamma, sampling, draw, target):
+        k, uniforms, prefix, ids, rows = max(gamma - prefix_ids[0], 0), draw(gamma), list(prefix_ids), [], []
+        for i in range(k):
+            rows.append([float(x) for x in draft_by_prefix(tuple(prefix[1:]))])
+            ids.append(int(np.searchsorted(np.cumsum(rows[-1]), uniforms[0, i].item(), side="right")))
+            prefix.append(ids[-1])
+        return (
+            torch.tensor([ids], dtype=torch.long),
+            torch.tensor([rows], dtype=torch.float64).reshape(1, k, target.vocab_size),
+        )
+
+
+def ragged_texts(n):
+    """`n` texts of each of three rows, whose first ids 0, 1 and 2 make their blocks 3, 2 and 1 drafts long."""
+    target = TableModel(lambda prefix: target_by_prefix(prefix[1:]), 3)
+    generator, options = seeded(4), {"gamma": 3, "max_new_tokens": 3, "sampling": Sampling()}
+    runs = [speculative(target, Ragged(), [[0], [1], [2]], generator=generator, **options) for _ in range(n)]
+    return np.array([[row.ids for row in run] for run in runs])  # (n, rows, 3)
+
+
+def test_every_row_of_a_ragged_batch_has_the_target_s_law():
+    law, texts = exact.sequence_law(target_by_prefix, 3), ragged_texts(700)
+    for row in range(3):
+        assert battery(lambda n, row=row: texts[:, row], law, n=700).verdict == "pass", row
+
+
+def planted(monkeypatch, fault):
+    verify, uniforms = sampler.verify_unchecked, sampler._uniforms
+
+    def without_lengths(target_probs, draft_probs, draft_ids, uniforms, num_drafted=None):
+        return verify(target_probs, draft_probs, draft_ids, uniforms)
+
+    def one_for_all(rows, counts, device):
+        drawn = uniforms(rows[:1], [max(counts)], device)
+        return drawn.expand(len(rows), -1).clone()
+
+    name, wrong = {
+        "padding is tested like a draft": ("verify_unchecked", without_lengths),
+        "rows share their uniforms": ("_uniforms", one_for_all),
+    }[fault]
+    monkeypatch.setattr(sampler, name, wrong)
+
+
+def test_padding_tested_like_a_draft_is_seen(monkeypatch):
+    planted(monkeypatch, "padding is tested like a draft")
+    law, texts = exact.sequence_law(target_by_prefix, 3), ragged_texts(700)
+    assert battery(lambda n: texts[:, 2], law, n=700).verdict == "fail"
+
+
+def test_rows_that_share_their_uniforms_are_seen(monkeypatch):
+    """Each row alone has the right law; the first tokens of two rows must be independent too."""
+
+    def verdict():
+        texts = ragged_texts(700)
+        return independence(texts[:, 1, 0], texts[:, 2, 0]).verdict
+
+    assert verdict() == "pass"
+    planted(monkeypatch, "rows share their uniforms")
+    assert verdict() == "fail"
+
+
+def test_rows_that_have_ended_leave_the_batch(tiny):
+    target, batches = tiny(), []
+    ends = {autoregressive(target, PROMPTS[0], max_new_tokens=5, sampling=GREEDY).ids[4]}
+    forward = target.forward
+
+    def counted(ids, *arguments, **options):
+        batches.append(len(ids))
+        return forward(ids, *arguments, **options)
+
+    target.forward = counted
+    runs = autoregressive(target, PROMPTS, max_new_tokens=12, sampling=GREEDY, eos_ids=ends)
+    lengths = [len(run.ids) for run in runs]
+    assert batches == [sum(length > step for length in lengths) for step in range(max(lengths))]
+    assert min(lengths) <= 5 < max(lengths) == 12
+
+
+def test_rejected_drafts_left_in_the_cache_are_never_seen(tiny):
+    """Logits after a rollback equal those of a cache that never held anything else; rows may have any lengths."""
+    model, fresh = tiny(), tiny()
+    model.reset(2)
+    model.forward(torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]), 1, num_new=[3, 4])
+    model.forward(torch.randint(VOCAB, (2, 5), generator=seeded(0)), 1)
+    model.rollback([2, 4])
+    assert model.length == [2, 4]
+    found = model.forward(torch.tensor([[8, 9], [10, 11]]), 2)
+    for row, ids in enumerate([[1, 2, 8, 9], [4, 5, 6, 7, 10, 11]]):
+        fresh.reset()
+        assert torch.allclose(found[row], fresh.forward(torch.tensor([ids]), 2)[0], atol=1e-12)
+
+
+def test_rows_fill_their_context_window_each_by_itself():
+    """One row drafts to the last position while another still has room."""
+    models = [CausalLM(tiny_model("Llama", seed=seed, max_position_embeddings=16)) for seed in (0, 1)]
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8], [9, 10]]
+    options = {"max_new_tokens": 9, "sampling": GREEDY}
+    alone = [autoregressive(models[0], prompt, **options).ids for prompt in prompts]
+    assert [run.ids for run in speculative(models[0], ModelDrafter(models[1]), prompts, gamma=5, **options)] == alone
+
+
+def test_a_batch_is_timed_as_a_whole(tiny):
+    runs = speculative(tiny(), PromptLookup(), PROMPTS[:3], gamma=2, max_new_tokens=6, sampling=GREEDY)
+    first = [run.trace.rounds[0] for run in runs]
+    assert len({(r.draft_sec, r.verify_sec, r.other_sec) for r in first}) == 1
+    assert all(run.trace.num_tokens == 6 for run in runs)
+
+
+@pytest.mark.parametrize("make", [lambda d: EarlyStop(d, BelowThreshold(0.4)), lambda d: Heuristic(ModelDrafter(d))])
+def test_a_drafter_that_remembers_one_prompt_is_refused_by_name(tiny, make):
+    drafter = make(tiny(layers=1, seed=1))
+    with pytest.raises(ValueError, match=f"{type(drafter).__name__} serves one prompt at a time, not 2"):
+        speculative(tiny(), drafter, [[1], [2]], gamma=2, max_new_tokens=4)
+    (alone,) = speculative(tiny(), drafter, [[1]], gamma=2, max_new_tokens=4)
+    assert len(alone.ids) == 4
+
+
+def test_bad_batches_are_refused(tiny):
+    target = tiny()
+    with pytest.raises(ValueError, match="3 generators were given for 2 prompts"):
+        autoregressive(target, [[1], [2]], max_new_tokens=2, generator=[seeded()] * 3)
+    with pytest.raises(ValueError, match="2 generators were given for 1 prompts"):
+        autoregressive(target, [1], max_new_tokens=2, generator=[seeded()] * 2)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        autoregressive(target, [[1], []], max_new_tokens=2)
+    with pytest.raises(ValueError, match=f"prompt id {VOCAB} is outside"):
+        autoregressive(target, [[1], [VOCAB]], max_new_tokens=2)
+
+
+def test_one_unseeded_row_leaves_the_others_as_they_are(tiny):
+    # vllm-project/vllm #11123: one request without a seed corrupted the whole batch.
+    target = tiny()
+    options = {"max_new_tokens": 10}
+    rows = autoregressive(target, PROMPTS[:3], generator=[seeded(1), None, seeded(2)], **options)
+    for row, seed in ((0, 1), (2, 2)):
+        assert rows[row].ids == autoregressive(target, PROMPTS[row], generator=seeded(seed), **options).ids
