@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from specnb.cache import BatchCache, Cache, refuse_unless_croppable
 from specnb.fetch import file_sha256, model_folder, quiet, weights_of
+from specnb.memory import memory_budget as memory_budget  # offered here too, beside the models it is about
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 

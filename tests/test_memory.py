@@ -1,0 +1,95 @@
+"""Budgets: by hand for published models, and against the live tensors of real runs on a CPU."""
+
+import pytest
+import torch
+
+from specnb.drafters import ModelDrafter
+from specnb.memory import LiveBytes, memory_budget
+from specnb.models import CausalLM
+from specnb.pruned import PrunedLM
+from specnb.sampler import speculative
+from specnb.suite import SHAPES
+from tests.conftest import seeded, tiny_model
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "layers", "kv_heads", "head_size", "vocab"),
+    [
+        ("Llama-3.1-8B", 8_030_261_248, 32, 8, 128, 128_256),
+        ("Llama-3.2-1B", 1_235_814_400, 16, 8, 64, 128_256),
+        ("Qwen2.5-7B", 7_615_616_512, 28, 4, 128, 152_064),
+        ("Qwen2.5-0.5B", 494_032_768, 24, 2, 64, 151_936),
+    ],
+)
+def test_published_models_by_hand(name, params, layers, kv_heads, head_size, vocab):
+    found = memory_budget(SHAPES[name], context=1000, batch=1, gamma=4).loc["target"]
+    assert found.weights_bytes == 2 * params
+    assert found.kv_bytes_per_token == 2 * layers * kv_heads * head_size * 2
+    assert found.kv_bytes == 1004 * found.kv_bytes_per_token
+    assert found.block_bytes == 5 * vocab * (2 + 4 + 4)
+    assert memory_budget(SHAPES[name], context=1000, dtype="float32").weights_bytes["target"] == 4 * params
+
+
+def test_a_pair_adds_up():
+    pair = memory_budget(SHAPES["Llama-3.1-8B"], SHAPES["Llama-3.2-1B"], context=4096, batch=8, gamma=4)
+    parts = ["weights_bytes", "kv_bytes_per_token", "kv_bytes", "block_bytes"]
+    assert (pair.loc["both", parts] == pair.loc["target", parts] + pair.loc["draft", parts]).all()
+    assert pair.layer_bytes["both"] == pair.layer_bytes["target"] == 2 * 32 * 128 * 2 * 4160 * 8
+    assert (pair.total_bytes == pair.weights_bytes + pair.kv_bytes + pair.layer_bytes).all()  # above its block here
+    assert pair.kv_bytes["target"] == 8 * 4160 * 131_072  # 4096 + 4 and one more, rounded up to 64s
+    assert pair.block_bytes["draft"] == 8 * 4 * 128_256 * 4
+
+
+def test_what_a_pruned_draft_shares_counts_once():
+    target = CausalLM(tiny_model("Llama").float())
+    draft = PrunedLM(target, [0], range(40))
+    found = memory_budget(target, draft, context=10, dtype="float32")
+    own = sum(tensor.numel() for tensor in draft.own_state().values()) + 40 * 32  # and its rows of the head
+    assert found.weights_bytes["draft"] == 4 * own
+
+
+@pytest.mark.parametrize("bad", [{"context": 0}, {"context": 5, "batch": 0}, {"context": 5, "gamma": -1}])
+def test_bad_sizes_are_refused(bad):
+    with pytest.raises(ValueError, match="at least 1"):
+        memory_budget(SHAPES["Qwen2.5-0.5B"], **bad)
+
+
+@pytest.mark.parametrize(
+    ("batch", "gamma", "vocab", "prompt", "dtype"),
+    [
+        (1, 0, 500, 600, "float32"),
+        (1, 4, 20_000, 400, "bfloat16"),
+        (4, 4, 2_000, 500, "float32"),
+        (8, 2, 11, 500, "float32"),
+        (2, 0, 50, 700, "float32"),
+    ],
+)
+def test_a_budget_is_within_5_percent_of_the_measured_peak(batch, gamma, vocab, prompt, dtype):
+    """Method: bytes of live tensors while whole rounds run, from the second on, so without the prefill."""
+    options = {"vocab_size": vocab, "max_position_embeddings": 1024}
+    models = [
+        CausalLM(tiny_model("Llama", layers=layers, seed=layers, **options).to(getattr(torch, dtype)))
+        for layers in (6, 2)
+    ]
+    drafter = ModelDrafter(models[1]) if gamma else None
+    weights = sum(p.nbytes for model in models[: 1 + bool(gamma)] for p in model.model.parameters())
+    prompts = torch.randint(vocab, (batch, prompt), generator=seeded(0)).tolist()
+    forward, calls = models[0].forward, []
+    with LiveBytes() as live:
+
+        def counted(*arguments, **more):
+            calls.append(1)
+            if len(calls) == 2:
+                live.peak = live.now
+            return forward(*arguments, **more)
+
+        models[0].forward = counted
+        runs = speculative(
+            models[0], drafter, prompts, gamma=gamma, max_new_tokens=20, generator=[seeded(i) for i in range(batch)]
+        )
+    assert len(calls) > 2 and {len(run.ids) for run in runs} == {20}
+    budget = memory_budget(
+        models[0], models[1] if gamma else None, context=prompt + 20, batch=batch, gamma=gamma, dtype=dtype
+    )
+    measured = weights + live.peak
+    assert budget.total_bytes["both"] == pytest.approx(measured, rel=0.05)
