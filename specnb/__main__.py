@@ -79,6 +79,7 @@ def _add_sweep(sweep):
     _add_pair(sweep)
     sweep.add_argument("--gammas", type=_gammas, default="0-4,6,8", help="such as 0-8 or 1,2,4 (default 0-4,6,8)")
     sweep.add_argument("--temperatures", type=_floats, default="0,1", help="such as 0,1 (default)")
+    sweep.add_argument("--batches", type=_gammas, default="1", help="requests at once, such as 1,2,4,8 (default 1)")
     sweep.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
     sweep.add_argument("--limit", type=_positive, help="only the first so many prompts (default: 14 of the project's)")
     most = "at most so many tokens an answer (default: 24 for the project's prompts)"
@@ -211,7 +212,8 @@ def _sweep(arguments):
     device = available_device(arguments.device)
     if arguments.suite and device.type != "cuda":
         raise ValueError(f"the suite needs a CUDA device, and this is {device.type}; run specnb sweep without --suite")
-    out = arguments.out or PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}.json"
+    many = "" if arguments.batches == [1] else "-batches"
+    out = arguments.out or PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}{many}.json"
     if out.exists() and not arguments.replace:
         raise ValueError(f"{out} holds a finished sweep; give another --out, or --replace it")
     if not arguments.force and (reasons := busy_reasons()):
@@ -229,6 +231,7 @@ def _sweep(arguments):
         out=out,
         gammas=arguments.gammas,
         temperatures=arguments.temperatures,
+        batches=arguments.batches,
         max_new_tokens=arguments.max_new_tokens or (None if own else 24),
         repeats=arguments.repeats,
         seed=arguments.seed,
@@ -276,7 +279,7 @@ def _gammas(text):
     except ValueError:
         values.clear()
     if not values:
-        raise argparse.ArgumentTypeError(f"{text!r} names no draft lengths; write them like 0-8 or 1,2,4")
+        raise argparse.ArgumentTypeError(f"{text!r} names no numbers; write them like 0-8 or 1,2,4")
     return sorted(values)
 
 

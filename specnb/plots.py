@@ -114,6 +114,41 @@ def costs(rows, targets, title):
     return figure
 
 
+def batches(table, title):
+    """Throughput, and speed-up over plain decoding of the same batch size, against batch size; the best arms only.
+
+    `table` as from `specnb.concurrency`: of each drafter the draft length that is fastest at the smallest batch, and
+    the one that is fastest at the largest.
+    """
+    from matplotlib.figure import Figure
+
+    temperatures = sorted(table.temperature.unique())
+    figure = Figure(figsize=(10.4, 0.4 + 3.8 * len(temperatures)), layout="constrained", facecolor="white")
+    for (left, right), temperature in zip(
+        figure.subplots(len(temperatures), 2, squeeze=False), temperatures, strict=True
+    ):
+        part = table[table.temperature == temperature]
+        plain = part[part.gamma == 0].sort_values("batch_size")
+        left.plot(plain.batch_size, plain.tokens_per_sec, color=COLOURS["plain"], marker="o", label="plain decoding")
+        right.axhline(1, color=COLOURS["plain"], linewidth=1, linestyle=":")
+        ends = part[(part.gamma > 0) & part.batch_size.isin([part.batch_size.min(), part.batch_size.max()])]
+        best = ends.loc[ends.groupby(["drafter", "batch_size"]).speedup.idxmax(), ["drafter", "gamma"]]
+        for index, (drafter, gamma) in enumerate(best.drop_duplicates().itertuples(index=False)):
+            arms = part[(part.drafter == drafter) & (part.gamma == gamma)].sort_values("batch_size")
+            style = {"color": SERIES_COLOURS[index % len(SERIES_COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+            left.plot(arms.batch_size, arms.tokens_per_sec, label=f"{drafter}, gamma {gamma:g}", **style)
+            bars = [arms.speedup - arms.low, arms.high - arms.speedup]
+            right.errorbar(arms.batch_size, arms.speedup, yerr=bars, capsize=3, label=f"{drafter}, {gamma:g}", **style)
+        for ax, ylabel in ((left, "tokens per second, all rows"), (right, "speed-up over plain, same batch size")):
+            _finish(ax, ylabel)
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(plain.batch_size, [f"{size:g}" for size in plain.batch_size])
+            ax.set_xlabel("batch size (requests at once)")
+            ax.set_title(_at(temperature), fontsize=10)
+    figure.suptitle(textwrap.fill(title, 100), fontsize=10)
+    return figure
+
+
 class _Series(NamedTuple):
     temperature: float
     drafter: str

@@ -34,8 +34,15 @@ def _report(arguments):
 
 def show_sweep(result, path, figure):
     """Print table and verdict of the result in `path`; draw its figure where a path for it is given."""
-    from specnb import plots, show, verdict
+    from specnb import concurrency, plots, show, verdict
 
+    if concurrency.batches_of(result) != [1]:
+        found = concurrency.table(result)
+        print(found.to_string(index=False, float_format="{:.2f}".format))
+        print(verdict.origin(result), *concurrency.crossover(found), sep="\n")
+        if figure is not None:
+            _save(plots.batches(found, f"{verdict.origin(result)}; {path.name}"), figure)
+        return
     rows = verdict.frame(result)
     summary = verdict.summary(rows)
     print(show.table(summary))

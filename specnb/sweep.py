@@ -33,10 +33,10 @@ OUT_OF_MEMORY = re.compile("out of memory|(not enough|can't allocate) memory|ALL
 
 
 def run(
-    target, drafters, prompts, *, out, gammas, temperatures, max_new_tokens=None, repeats=1, seed=0,
+    target, drafters, prompts, *, out, gammas, temperatures, batches=(1,), max_new_tokens=None, repeats=1, seed=0,
     command=None, restart=False, track=iter,
 ):  # fmt: skip
-    """Measure every cell of drafter x gamma x temperature on every prompt; returns the result, as written to `out`.
+    """Measure every cell of drafter x gamma x temperature x batch on every prompt; returns what is written to `out`.
 
     Parameters
     ----------
@@ -45,6 +45,9 @@ def run(
     prompts : list of Prompt
     gammas, temperatures : lists of numbers
         Gamma 0, plain decoding, is the baseline and always measured.
+    batches : list of int
+        How many prompts are decoded together: consecutive ones, each with the seed it has alone, to the smallest of
+        their bounds. Prompts that fill no whole batch are left out of it.
     max_new_tokens : int, optional
         Upper bound on top of each prompt's own.
     command : str, optional, kept in the file
@@ -60,13 +63,16 @@ def run(
     """
     if repeats < 1 or (max_new_tokens is not None and max_new_tokens < 1):
         raise ValueError(f"repeats and max_new_tokens must be at least 1, got {repeats} and {max_new_tokens}")
+    batches = sorted(set(batches))
+    if not batches or not 1 <= batches[0] <= batches[-1] <= len(prompts):
+        raise ValueError(f"batches must lie between 1 and the number of prompts, {len(prompts)}; got {batches}")
     encoded, described = {}, {}
     for prompt in prompts:
         budget = min(prompt.max_new_tokens, max_new_tokens or prompt.max_new_tokens)
         encoded[prompt.id], described[prompt.id] = _describe(prompt, target, budget)
-    cells = _cells(drafters, gammas, temperatures)
+    cells = _cells(drafters, gammas, temperatures, batches)
     settings = {"gammas": sorted({0, *gammas}), "temperatures": sorted({float(t) for t in temperatures})}
-    settings |= {"drafters": list(drafters), "repeats": repeats, "seed": seed}
+    settings |= {"drafters": list(drafters), "batches": batches, "repeats": repeats, "seed": seed}
     settings |= {"eos_ids": sorted(target.eos_ids), "prompts": described}
     partial, header, rows = _open_partial(Path(out), _header(target, drafters, settings, command), restart)
     done = set(map(_key, rows))
@@ -74,9 +80,10 @@ def run(
     if plan:
         _warm_up(target, drafters, cells, next(iter(encoded.values())))
     for step in track(plan):
-        prompt_id = step["prompt_id"]
-        rows.append(_measure(target, drafters, step, encoded[prompt_id], described[prompt_id]["max_new_tokens"]))
-        _append(partial, rows[-1])
+        budget = min(described[prompt_id]["max_new_tokens"] for prompt_id in step["prompt_ids"])
+        measured = _measure(target, drafters, step, encoded, budget)
+        _append(partial, measured)  # A batch is one line: it is there whole or not at all.
+        rows += measured
     header["environment"]["gpus_after"] = gpu_state()
     result = {**header, "rows": sorted(rows, key=lambda row: row["order"])}
     write_json(out, result)
@@ -125,44 +132,60 @@ def _describe(prompt, target, budget):
     }
 
 
-def _cells(drafters, gammas, temperatures):
+def _cells(drafters, gammas, temperatures, batches):
     arms = [(None, 0), *product(drafters, sorted(set(gammas) - {0}))]
-    grid = product(sorted({float(temperature) for temperature in temperatures}), arms)
-    return [{"drafter": name, "gamma": gamma, "temperature": temperature} for temperature, (name, gamma) in grid]
+    grid = product(batches, sorted({float(temperature) for temperature in temperatures}), arms)
+    return [
+        {"drafter": name, "gamma": gamma, "temperature": temperature, "batch_size": batch}
+        for batch, temperature, (name, gamma) in grid
+    ]
 
 
 def _plan(cells, prompts, repeats, seed):
     """Every measurement in order: all cells of a prompt together, starting one cell further for each prompt.
 
-    So slow drifts of the machine fall on all cells alike.
+    So slow drifts of the machine fall on all cells alike. A batch is measured with its first prompt.
     """
     plan = []
-    for turn, (repeat, (index, prompt)) in enumerate(product(range(repeats), enumerate(prompts))):
+    for turn, (repeat, index) in enumerate(product(range(repeats), range(len(prompts)))):
         start = turn % len(cells)
-        where = {"batch_size": 1, "prompt_id": prompt.id, "repeat": repeat}
         for cell in cells[start:] + cells[:start]:
-            plan.append({**cell, **where, "order": len(plan), "seed": seed + 1000 * repeat + index})
+            together = [prompt.id for prompt in prompts[index : index + cell["batch_size"]]]
+            if index % cell["batch_size"] == 0 and len(together) == cell["batch_size"]:
+                where = {"prompt_ids": together, "repeat": repeat, "order": len(plan)}
+                plan.append({**cell, **where, "seed": seed + 1000 * repeat + index})
     return plan
 
 
 def _key(row):
-    return row["drafter"], row["gamma"], row["temperature"], row["prompt_id"], row["repeat"]
+    """What tells a measurement from the others: of a planned one, or of any of its rows."""
+    first = row["prompt_ids"][0] if "prompt_ids" in row else row.get("first_prompt_id", row.get("prompt_id"))
+    return row["drafter"], row["gamma"], row["temperature"], row["batch_size"], first, row["repeat"]
 
 
-def _measure(target, drafters, step, prompt_ids, max_new_tokens):
-    """One generation as a row; running out of memory or failing is a status, not the end of the sweep."""
+def _measure(target, drafters, step, encoded, max_new_tokens):
+    """One measurement as rows; running out of memory or failing is a status, not the end of the sweep."""
+    prompt_ids, seed = step["prompt_ids"], step["seed"]
     try:
-        generation, status = _generate(target, drafters, step, prompt_ids, max_new_tokens), "ok"
+        generations = _generate(target, drafters, step, [encoded[name] for name in prompt_ids], seed, max_new_tokens)
+        status = "ok"
     except (RuntimeError, ValueError, MemoryError) as error:
-        generation, status = None, "out of memory" if _is_out_of_memory(error) else f"failed: {error}"
-    if generation is None:
-        if torch.cuda.is_available():  # Only now has the error, and what its traceback held, been let go.
-            torch.cuda.empty_cache()
-        return {**step, "status": status, **dict.fromkeys(MEASURED)}
+        generations, status = None, "out of memory" if _is_out_of_memory(error) else f"failed: {error}"
+    if generations is None and torch.cuda.is_available():
+        torch.cuda.empty_cache()  # Only now has the error, and what its traceback held, been let go.
+    cell = {name: step[name] for name in ("drafter", "gamma", "temperature", "batch_size")}
+    when = {"repeat": step["repeat"], "order": step["order"]}
+    together = {} if len(prompt_ids) == 1 else {"first_prompt_id": prompt_ids[0]}
+    rows = []
+    for i, prompt_id in enumerate(prompt_ids):
+        row = {**cell, "prompt_id": prompt_id, **together, **when, "seed": seed + i, "status": status}
+        rows.append({**row, **(_measured(generations[i]) if generations else dict.fromkeys(MEASURED))})
+    return rows
+
+
+def _measured(generation):
     trace = generation.trace
     return {
-        **step,
-        "status": status,
         "stop_reason": generation.stop_reason,
         "num_tokens": len(generation.ids),
         "repeated_4gram_percent": round(repeated_4gram_percent(generation.ids), 2),
@@ -172,16 +195,16 @@ def _measure(target, drafters, step, prompt_ids, max_new_tokens):
     }
 
 
-def _generate(target, drafters, step, prompt_ids, max_new_tokens):
+def _generate(target, drafters, step, prompts, seed, max_new_tokens):
     return speculative(
         target,
         drafters.get(step["drafter"]),
-        prompt_ids,
+        prompts,
         gamma=step["gamma"],
         max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature=step["temperature"]),
         eos_ids=target.eos_ids,
-        generator=torch.Generator().manual_seed(step["seed"]),
+        generator=[torch.Generator().manual_seed(seed + i) for i in range(len(prompts))],
     )
 
 
@@ -197,7 +220,7 @@ def _warm_up(target, drafters, cells, prompt_ids):
     room = math.inf if target.context_length is None else target.context_length - len(prompt_ids) + 1
     for cell in cells:
         try:
-            _generate(target, drafters, {**cell, "seed": 0}, prompt_ids, min(2 * cell["gamma"] + 2, room))
+            _generate(target, drafters, cell, [prompt_ids] * cell["batch_size"], 0, min(2 * cell["gamma"] + 2, room))
             target.reset()  # A drafter need not fill its block, so the full width is run by hand.
             width = min(cell["gamma"] + 1, len(prompt_ids))
             target.forward(torch.tensor([prompt_ids[:width]], device=target.device), num_logits=width)
@@ -244,7 +267,7 @@ def _open_partial(out, header, restart):
             _check_same(json.loads(first), json.loads(json.dumps(header)), partial)
             # Subtle: a kill can cut the last line short; it is cut off, and measured again.
             os.truncate(partial, end)
-            return partial, json.loads(first), [json.loads(line) for line in rest]
+            return partial, json.loads(first), [row for line in rest for row in json.loads(line)]
     partial.write_text(json.dumps(header) + "\n", encoding="utf-8")
     return partial, header, []
 
@@ -259,8 +282,8 @@ def _check_same(old, new, partial):
         )
 
 
-def _append(partial, row):
+def _append(partial, rows):
     with open(partial, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(json.dumps(rows) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -44,11 +44,14 @@ def load(path):
     return result
 
 
-def frame(result):
-    """One line per finished generation, with counts added up over its rounds and seconds over its phases."""
+def frame(result, batch_size=1):
+    """One line per finished generation, with counts added up over its rounds and seconds over its phases.
+
+    Only those of one batch size; `specnb.concurrency` puts several side by side.
+    """
     prompts, lines = result["settings"]["prompts"], []
     for row in result["rows"]:
-        if row["status"] != "ok":
+        if row["status"] != "ok" or row.get("batch_size", 1) != batch_size:
             continue
         rounds = [Round(*counts) for counts in row["rounds"]]
         # A last round with one token left could not draft; any other without drafts had nothing to propose.
@@ -69,7 +72,7 @@ def frame(result):
             }
         )
     if not lines:
-        raise ValueError("the result holds no finished generation")
+        raise ValueError(f"the result holds no finished generation of batch size {batch_size}")
     return pd.DataFrame(lines)
 
 

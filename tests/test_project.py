@@ -132,6 +132,7 @@ def test_imports_only_point_upward():
         "verdict",
         "compare",
         "latency",
+        "concurrency",
         "audit",
         "audit_generate",
         "endpoint",

@@ -61,7 +61,7 @@ def test_a_file_says_how_it_came_to_be(tmp_path, prompts):
 
 
 def test_cells_rotate_from_prompt_to_prompt(prompts):
-    cells = sweep._cells(["lookup"], [0, 1, 2], [0.0])
+    cells = sweep._cells(["lookup"], [0, 1, 2], [0.0], [1])
     plan = sweep._plan(cells, prompts, repeats=3, seed=0)
     firsts = [step["gamma"] for step in plan[:: len(cells)]]
     assert firsts[:4] == [0, 1, 2, 0] and [step["order"] for step in plan] == list(range(len(plan)))
@@ -105,7 +105,7 @@ def test_a_sweep_killed_outright_resumes_with_nothing_lost_or_repeated(tmp_path,
     rows = pd.DataFrame(result["rows"])
     assert len(rows) == 20 * 4 * 2 * 5 and not rows.duplicated(KEYS).any()
     assert list(rows.order) == list(range(len(rows)))
-    measured = [json.dumps(row) for row in result["rows"]]
+    measured = [json.dumps([row]) for row in result["rows"]]
     assert set(kept) <= set(measured)
     assert not partial.exists()
 
