@@ -1,4 +1,4 @@
-"""The command line: fetch, generate, sweep, report, audit.
+"""The command line: fetch, generate, sweep, report, audit, serve-bench.
 
 Everything here can be had without it: each command is a few calls of the package.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specnb.audit_cli import add_audit
 from specnb.report_cli import add_report, show_costs, show_sweep
+from specnb.serve_cli import add_serve_bench
 
 EPILOG = """examples:
   specnb fetch                                     bring SmolLM2 into the cache, once
@@ -70,8 +71,8 @@ def _parser():
 
     _add_sweep(commands.add_parser("sweep", help="measure speed against draft length; table, figure and verdict"))
 
-    add_report(commands)
-    add_audit(commands)
+    for add in (add_report, add_audit, add_serve_bench):
+        add(commands)
     return parser
 
 
@@ -260,9 +261,8 @@ def _costs(arguments, device, out):
             restart=arguments.restart,
             track=lambda names: track(names, description="costs", update_period=1),
         )
-        figure = _figure_of(out)
-        show_costs(result, out, figure)
-        print("\nwritten:", *(os.path.relpath(path) for path in (out, figure)))
+        show_costs(result, out, _figure_of(out))
+        print("\nwritten:", *(os.path.relpath(path) for path in (out, _figure_of(out))))
 
 
 def _figure_of(out):

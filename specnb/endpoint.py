@@ -47,7 +47,7 @@ def audit_endpoint(
     ValueError, RuntimeError
         For two equal or malformed URLs or bounds not above 0; for a server that does not answer with a completion.
     """
-    urls = {"on": _completions_url(on), "off": _completions_url(off)}
+    urls = {arm: f"{base_url(base)}/v1/completions" for arm, base in (("on", on), ("off", off))}
     if urls["on"] == urls["off"]:
         raise ValueError(f"both are {urls['on']}: name two servers, one with speculation and one without")
     if min(n, num_tokens, concurrency, seconds, timeout) <= 0 or n > MAX_REQUESTS:
@@ -82,11 +82,12 @@ def _compare(on, off, level):
     return result, found
 
 
-def _completions_url(base):
+def base_url(base):
+    """The URL without a slash or /v1 at its end; a ValueError for what is none."""
     parts = urlsplit(base)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"{base!r} is no base URL; write it like http://127.0.0.1:8111")
-    return base.rstrip("/").removesuffix("/v1") + "/v1/completions"
+    return base.rstrip("/").removesuffix("/v1")
 
 
 def _ask(urls, body, n, concurrency, seconds, timeout, track):

@@ -84,7 +84,7 @@ def test_no_function_has_a_parameter_called_p_or_q_or_fifty_lines():
 def test_the_package_stays_small():
     """A limit to argue with: the spine has 2,500 lines of code, the audit of other engines some 450,
     the cost of a forward and adaptive drafting 150, the suite for a GPU at hand and
-    its figure 200, batches and what they need in memory 300 more.
+    its figure 200, batches, what they need in memory and how servers bear them 600 more.
 
     Docstrings, comments and blank lines are not counted, for they are what readers come for.
     """
@@ -101,7 +101,7 @@ def test_the_package_stays_small():
                 documentation.update(range(node.lineno, node.end_lineno + 1))
         for number, line in enumerate(source.splitlines(), 1):
             count += bool(line.strip()) and not line.strip().startswith("#") and number not in documentation
-    assert count < 3850, count
+    assert count < 4200, count
 
 
 def test_imports_only_point_upward():
@@ -136,11 +136,13 @@ def test_imports_only_point_upward():
         "audit",
         "audit_generate",
         "endpoint",
+        "serve_bench",
         "plots",
         "show",
         "suite",
         "report_cli",
         "audit_cli",
+        "serve_cli",
     ]
     order += ["__main__"]
     assert sorted(order) == sorted(path.stem for path in (ROOT / "specnb").glob("*.py") if path.stem != "__init__")
