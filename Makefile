@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 export JUPYTER_PREFER_ENV_PATH = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup sweep test test-oldest lint lab notebooks figures draft bench exactness mutants clean
+.PHONY: help setup sweep test test-oldest lint lab notebooks figures draft bench exactness engine-llamacpp mutants clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,13 @@ bench: setup  ## benchmarks: data/bench/, a table of ratios with intervals (noth
 
 exactness: $(INSTALLED)  ## how good are the tests? 200 seeds of right and wrong samplers: data/exactness/
 	$(BIN)/python scripts/exactness.py $(ARGS)
+
+engine-llamacpp: setup .venv-llamacpp/bin/python  ## llama.cpp's server on loopback: concurrency, and is its speculation lossless? data/engines/
+	$(BIN)/python scripts/engine_llamacpp.py $(ARGS)
+
+.venv-llamacpp/bin/python:
+	$(PYTHON) -m venv .venv-llamacpp
+	.venv-llamacpp/bin/python -m pip install --quiet xllamacpp==2026.10.11549
 
 mutants: $(INSTALLED)  ## plant faults in a copy of the package and see which test notices: tests/MUTANTS.md
 	$(BIN)/python scripts/mutants.py

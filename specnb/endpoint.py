@@ -138,7 +138,9 @@ def _complete(client, url, body):
         )
     try:
         choice = json.loads(response.text, parse_constant=_refuse)["choices"][0]
-        text, tokens = choice["text"], (choice.get("logprobs") or {}).get("tokens") or ()
+        text, offered = choice["text"], choice.get("logprobs") or {}
+        # The older form lists tokens, the newer one objects with a token each.
+        tokens = offered.get("tokens") or [one["token"] for one in offered.get("content") or ()]
         if not isinstance(text, str) or not all(isinstance(token, str | int) for token in tokens):
             raise TypeError("text and tokens must be text")
         return tuple(map(str, tokens)), text

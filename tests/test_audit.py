@@ -429,6 +429,9 @@ def test_tokens_are_compared_where_both_servers_offer_them(serve):
     plain = lambda number, body: text("ab")  # noqa: E731
     report = audit_endpoint(serve(whole).url, serve(halves).url, n=20)
     assert report.settings["compared"] == "tokens" and "2 different" in report.found
+    newer = lambda number, body: (200, {"choices": [{"text": "ab", "logprobs": {"content": [{"token": "ab"}]}}]})  # noqa: E731
+    report = audit_endpoint(serve(whole).url, serve(newer).url, n=20)
+    assert report.settings["compared"] == "tokens" and "1 different" in report.found
     report = audit_endpoint(serve(whole).url, serve(plain).url, n=20)
     assert report.settings["compared"] == "text" and "1 different" in report.found
 
