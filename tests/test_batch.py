@@ -43,6 +43,33 @@ def test_batched_greedy_equals_each_row_alone_in_float64(tiny, family, gamma):
             assert [run.stop_reason for run in runs] == [run.stop_reason for run in alone[:batch]]
 
 
+class RightOrWrong(Drafter):
+    """Drafts what plain decoding would emit for some prompts, and never that for the others."""
+
+    remembers = False
+
+    def __init__(self, texts, right):
+        self.texts, self.right = texts, right
+
+    def propose(self, prefix_ids, gamma, sampling, draw, target):
+        (text,) = (text for text in self.texts if text[: len(prefix_ids)] == prefix_ids)
+        ahead = text[len(prefix_ids) : len(prefix_ids) + gamma]
+        ids = torch.tensor([ahead if self.texts.index(text) in self.right else [(x + 1) % VOCAB for x in ahead]])
+        return ids, torch.nn.functional.one_hot(ids, VOCAB).double()
+
+
+@pytest.mark.parametrize("right", [{0}, {1}, {0, 1}, set()])
+def test_one_row_accepts_everything_and_the_other_nothing(tiny, right):
+    # lucidrains/speculative-decoding #3, transformers #32165: rejected tokens stayed, rows contaminated each other.
+    target, prompts = tiny(), PROMPTS[:2]
+    plain = [autoregressive(target, prompt, max_new_tokens=20, sampling=GREEDY).ids for prompt in prompts]
+    texts = [prompt + ids for prompt, ids in zip(prompts, plain, strict=True)]
+    runs = speculative(target, RightOrWrong(texts, right), prompts, gamma=4, max_new_tokens=20, sampling=GREEDY)
+    assert [run.ids for run in runs] == plain
+    for row, run in enumerate(runs):
+        assert run.trace.alpha_hat == (1.0 if row in right else 0.0)
+
+
 @pytest.mark.parametrize("penalty", [None, 1.3])
 def test_a_row_with_its_own_generator_emits_what_it_would_alone(tiny, penalty):
     """And accepts the same drafts in the same rounds: neighbours neither take its uniforms nor cut its blocks."""
