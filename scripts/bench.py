@@ -12,6 +12,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import bench_batches
 import bench_timing
 import numpy as np
 import torch
@@ -251,6 +252,7 @@ SUITES = {
     "transformers": suite_transformers,
     "draft": suite_draft,
     "timing": bench_timing.suite,
+    "batches": bench_batches.suite,
 }
 
 

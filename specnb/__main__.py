@@ -7,9 +7,11 @@ import argparse
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 from specnb.audit_cli import add_audit
+from specnb.pair_cli import PAIR, SHIPPED_DRAFT, add_pair, load
 from specnb.report_cli import add_report, show_costs, show_sweep
 from specnb.serve_cli import add_serve_bench
 
@@ -19,9 +21,6 @@ EPILOG = """examples:
   specnb sweep                                     the default pair on the project's prompts
   specnb sweep --target ID --draft ID --device cuda --gammas 0-8 --prompts mine.jsonl
   specnb report data/sweep-smollm2-cpu.json --compare OTHER.json"""
-
-
-PAIR, SHIPPED_DRAFT = "smollm2", "smollm2-draft"
 
 
 def main(argv=None):
@@ -66,7 +65,7 @@ def _parser():
     generate.add_argument("--top-k", type=int)
     generate.add_argument("--top-p", type=float)
     generate.add_argument("--seed", type=int, help="default: a new one each time")
-    _add_pair(generate)
+    add_pair(generate)
     generate.set_defaults(run=_generate)
 
     _add_sweep(commands.add_parser("sweep", help="measure speed against draft length; table, figure and verdict"))
@@ -77,10 +76,11 @@ def _parser():
 
 
 def _add_sweep(sweep):
-    _add_pair(sweep)
+    add_pair(sweep)
     sweep.add_argument("--gammas", type=_gammas, default="0-4,6,8", help="such as 0-8 or 1,2,4 (default 0-4,6,8)")
     sweep.add_argument("--temperatures", type=_floats, default="0,1", help="such as 0,1 (default)")
     sweep.add_argument("--batches", type=_gammas, default="1", help="requests at once, such as 1,2,4,8 (default 1)")
+    sweep.add_argument("--ray", metavar="ADDRESS|local", help="each cell on its own GPU or CPU slot of a Ray cluster")
     sweep.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
     sweep.add_argument("--limit", type=_positive, help="only the first so many prompts (default: 14 of the project's)")
     most = "at most so many tokens an answer (default: 24 for the project's prompts)"
@@ -103,58 +103,6 @@ def _add_sweep(sweep):
     sweep.set_defaults(run=_sweep)
 
 
-def _add_pair(parser):
-    parser.add_argument("--target", default=PAIR, help="smollm2 (default), a hub id or a local folder")
-    parser.add_argument(
-        "--draft",
-        action="append",
-        help=f"lookup, {SHIPPED_DRAFT} (made for smollm2), the folder of a draft made by make draft, a model with the "
-        "target's vocabulary, or lookup+ before one of these, which then drafts at most 2 tokens, where nothing can be "
-        "copied; in a sweep it may be given more than once (default: "
-        f"{SHIPPED_DRAFT} for smollm2, in a sweep lookup too; lookup for other targets)",
-    )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: cuda where there is one, else cpu)")
-    parser.add_argument("--dtype", help="bfloat16, float16, float32 (default: bfloat16 where it is fast)")
-
-
-def _load(arguments, default):
-    """The target, and its drafters by name; `default` names those of the pair that ships with the project."""
-    from specnb.models import CausalLM, load_pair
-
-    options = {"device": arguments.device, "dtype": arguments.dtype}
-    if arguments.target == PAIR:
-        target, shipped, _ = load_pair(**options)
-    else:
-        target, shipped, default = CausalLM.from_pretrained(arguments.target, **options), None, ["lookup"]
-    if target.tokenizer is None:
-        raise ValueError(f"{arguments.target} has no tokenizer; the command line needs one")
-    drafters = {}
-    for name in arguments.draft or default:
-        short = "+".join(Path(part).name for part in name.split("+"))
-        drafters[short if short not in drafters else name] = _drafter(name, target, shipped, options)
-    return target, drafters
-
-
-def _drafter(name, target, shipped, options):
-    """`lookup`, the draft that ships, a model, or `lookup+` one of these: the second where the first has nothing."""
-    from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
-    from specnb.models import CausalLM
-    from specnb.pruned import is_draft, load_draft
-
-    if name == "lookup":
-        return PromptLookup()
-    if name.startswith("lookup+"):
-        # With a model to fall back on, a match of one token is worth less than the model's own guess; and copying is
-        # cheap, so it may draft gamma tokens where the model drafts two.
-        second = _drafter(name.removeprefix("lookup+"), target, shipped, options)
-        return FirstOf(PromptLookup(min_ngram=2), second, caps=(None, 2))
-    if name == SHIPPED_DRAFT and shipped is not None:
-        return shipped
-    if is_draft(name):
-        return ModelDrafter(load_draft(name, target))
-    return ModelDrafter(CausalLM.from_pretrained(name, **options))
-
-
 def _fetch(arguments):
     from specnb.fetch import fetch
 
@@ -175,7 +123,7 @@ def _generate(arguments):
 
     console = Console(highlight=False)
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-    target, drafters = _load(arguments, [SHIPPED_DRAFT])
+    target, drafters = load(arguments, [SHIPPED_DRAFT])
     prompt = Prompt("prompt", "own", [{"role": "user", "content": arguments.prompt}], None, 1, 1.0)
     generator = None if arguments.seed is None else torch.Generator().manual_seed(arguments.seed)
     done, printer = [], show.Printer(console, target.tokenizer)
@@ -210,7 +158,7 @@ def _sweep(arguments):
     prompts = load_prompts(arguments.prompts or DEFAULT_PROMPTS, arguments.limit or (None if own else 14))
     own_drafts = arguments.draft or ([] if arguments.target == PAIR else ["lookup"])
     names = (Path(name).name.lower() for name in (arguments.target, *own_drafts))
-    device = available_device(arguments.device)
+    device = available_device(None if arguments.device == "auto" else arguments.device)
     if arguments.suite and device.type != "cuda":
         raise ValueError(f"the suite needs a CUDA device, and this is {device.type}; run specnb sweep without --suite")
     many = "" if arguments.batches == [1] else "-batches"
@@ -224,7 +172,13 @@ def _sweep(arguments):
         )
     if arguments.suite:
         _costs(arguments, device, out.with_name("costs-gpu.json"))
-    target, drafters = _load(arguments, ["lookup", SHIPPED_DRAFT])
+    target, drafters = load(arguments, ["lookup", SHIPPED_DRAFT])
+    measure = None
+    if arguments.ray:
+        from specnb.ray_sweep import measure_on
+
+        loading = partial(load, arguments, ["lookup", SHIPPED_DRAFT])
+        measure = measure_on(arguments.ray, loading, num_gpus=int(device.type == "cuda"))
     result = sweep.run(
         target,
         drafters,
@@ -239,6 +193,7 @@ def _sweep(arguments):
         command=arguments.command_line,
         restart=arguments.restart,
         track=lambda steps: track(steps, description="measuring", update_period=1),
+        measure=measure,
     )
     figure = arguments.figure or _figure_of(out)
     show_sweep(result, out, figure)

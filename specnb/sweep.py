@@ -25,8 +25,8 @@ from specnb.timing import environment, gpu_state
 
 SCHEMA = "specnb-sweep/1"
 # What must be the same for rows to share one file.
-SAME = ("schema", "commit", "dirty", "models", "settings")
-SAME_MACHINE = ("processor", "num_threads", "versions")
+SAME, SAME_MACHINE = ("schema", "commit", "dirty", "models", "settings"), ("processor", "num_threads", "versions")
+CELL = ("drafter", "gamma", "temperature", "batch_size")
 SECONDS = ("ttft_sec", "decode_sec", "draft_sec", "verify_sec", "other_sec")
 MEASURED = ("stop_reason", "num_tokens", "repeated_4gram_percent", *SECONDS, "peak_memory_bytes", "rounds")
 OUT_OF_MEMORY = re.compile("out of memory|(not enough|can't allocate) memory|ALLOC_FAILED")
@@ -34,7 +34,7 @@ OUT_OF_MEMORY = re.compile("out of memory|(not enough|can't allocate) memory|ALL
 
 def run(
     target, drafters, prompts, *, out, gammas, temperatures, batches=(1,), max_new_tokens=None, repeats=1, seed=0,
-    command=None, restart=False, track=iter,
+    command=None, restart=False, track=iter, measure=None,
 ):  # fmt: skip
     """Measure every cell of drafter x gamma x temperature x batch on every prompt; returns what is written to `out`.
 
@@ -46,8 +46,8 @@ def run(
     gammas, temperatures : lists of numbers
         Gamma 0, plain decoding, is the baseline and always measured.
     batches : list of int
-        How many prompts are decoded together: consecutive ones, each with the seed it has alone, to the smallest of
-        their bounds. Prompts that fill no whole batch are left out of it.
+        How many consecutive prompts are decoded together, each with the seed it has alone, to the smallest of their
+        bounds. Those that fill no whole batch are left out of it.
     max_new_tokens : int, optional
         Upper bound on top of each prompt's own.
     command : str, optional, kept in the file
@@ -55,6 +55,8 @@ def run(
         Throw an unfinished run of `out` away instead of resuming it.
     track : callable
         Wraps the list of measurements, to show progress.
+    measure : callable, optional
+        In the place of `in_turn`, such as `ray_sweep.measure_on(...)`.
 
     Raises
     ------
@@ -77,11 +79,8 @@ def run(
     partial, header, rows = _open_partial(Path(out), _header(target, drafters, settings, command), restart)
     done = set(map(_key, rows))
     plan = [step for step in _plan(cells, prompts, repeats, seed) if _key(step) not in done]
-    if plan:
-        _warm_up(target, drafters, cells, next(iter(encoded.values())))
-    for step in track(plan):
-        budget = min(described[prompt_id]["max_new_tokens"] for prompt_id in step["prompt_ids"])
-        measured = _measure(target, drafters, step, encoded, budget)
+    budgets = {name: prompt["max_new_tokens"] for name, prompt in described.items()}
+    for measured in (measure or in_turn)(target, drafters, plan, encoded, budgets, track):
         _append(partial, measured)  # A batch is one line: it is there whole or not at all.
         rows += measured
     header["environment"]["gpus_after"] = gpu_state()
@@ -89,6 +88,14 @@ def run(
     write_json(out, result)
     partial.unlink()
     return result
+
+
+def in_turn(target, drafters, plan, encoded, budgets, track=iter):
+    """Yield the rows of each step of a plan, measured here in turn, everything warmed up first."""
+    if plan:
+        _warm_up(target, drafters, dict.fromkeys(map(cell_of, plan)), next(iter(encoded.values())))
+    for step in track(plan):
+        yield _measure(target, drafters, step, encoded, min(budgets[name] for name in step["prompt_ids"]))
 
 
 def write_json(path, result):
@@ -157,10 +164,14 @@ def _plan(cells, prompts, repeats, seed):
     return plan
 
 
+def cell_of(step):
+    return tuple(step[name] for name in CELL)
+
+
 def _key(row):
     """What tells a measurement from the others: of a planned one, or of any of its rows."""
     first = row["prompt_ids"][0] if "prompt_ids" in row else row.get("first_prompt_id", row.get("prompt_id"))
-    return row["drafter"], row["gamma"], row["temperature"], row["batch_size"], first, row["repeat"]
+    return *cell_of(row), first, row["repeat"]
 
 
 def _measure(target, drafters, step, encoded, max_new_tokens):
@@ -173,7 +184,7 @@ def _measure(target, drafters, step, encoded, max_new_tokens):
         generations, status = None, "out of memory" if _is_out_of_memory(error) else f"failed: {error}"
     if generations is None and torch.cuda.is_available():
         torch.cuda.empty_cache()  # Only now has the error, and what its traceback held, been let go.
-    cell = {name: step[name] for name in ("drafter", "gamma", "temperature", "batch_size")}
+    cell = {name: step[name] for name in CELL}
     when = {"repeat": step["repeat"], "order": step["order"]}
     together = {} if len(prompt_ids) == 1 else {"first_prompt_id": prompt_ids[0]}
     rows = []
@@ -218,7 +229,7 @@ def _warm_up(target, drafters, cells, prompt_ids):
     What cannot work at all with this pair is raised here, before the first row.
     """
     room = math.inf if target.context_length is None else target.context_length - len(prompt_ids) + 1
-    for cell in cells:
+    for cell in (dict(zip(CELL, cell, strict=True)) for cell in cells):
         try:
             _generate(target, drafters, cell, [prompt_ids] * cell["batch_size"], 0, min(2 * cell["gamma"] + 2, room))
             target.reset()  # A drafter need not fill its block, so the full width is run by hand.

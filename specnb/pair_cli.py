@@ -1,0 +1,62 @@
+"""Target and drafters by what the command line calls them."""
+
+from pathlib import Path
+
+PAIR, SHIPPED_DRAFT = "smollm2", "smollm2-draft"
+
+
+def add_pair(parser):
+    parser.add_argument("--target", default=PAIR, help="smollm2 (default), a hub id or a local folder")
+    parser.add_argument(
+        "--draft",
+        action="append",
+        help=f"lookup, {SHIPPED_DRAFT} (made for smollm2), the folder of a draft made by make draft, a model with the "
+        "target's vocabulary, or lookup+ before one of these, which then drafts at most 2 tokens, where nothing can be "
+        "copied; in a sweep it may be given more than once (default: "
+        f"{SHIPPED_DRAFT} for smollm2, in a sweep lookup too; lookup for other targets)",
+    )
+    parser.add_argument(
+        "--device",
+        help="cpu, cuda, cuda:1, mps, or auto, which spreads a target too large for one GPU over all of them (needs "
+        "accelerate; default: cuda where there is one, else cpu)",
+    )
+    parser.add_argument("--dtype", help="bfloat16, float16, float32 (default: bfloat16 where it is fast)")
+
+
+def load(arguments, default):
+    """The target, and its drafters by name; `default` names those of the pair that ships with the project."""
+    from specnb.models import CausalLM, load_pair
+
+    spread = arguments.device == "auto"
+    options = {"dtype": arguments.dtype} | ({"device_map": "auto"} if spread else {"device": arguments.device})
+    if arguments.target == PAIR:
+        target, shipped, _ = load_pair(device=None if spread else arguments.device, dtype=arguments.dtype)
+    else:
+        target, shipped, default = CausalLM.from_pretrained(arguments.target, **options), None, ["lookup"]
+    if target.tokenizer is None:
+        raise ValueError(f"{arguments.target} has no tokenizer; the command line needs one")
+    drafters = {}
+    for name in arguments.draft or default:
+        short = "+".join(Path(part).name for part in name.split("+"))
+        drafters[short if short not in drafters else name] = _drafter(name, target, shipped, options)
+    return target, drafters
+
+
+def _drafter(name, target, shipped, options):
+    """`lookup`, the draft that ships, a model, or `lookup+` one of these: the second where the first has nothing."""
+    from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
+    from specnb.models import CausalLM
+    from specnb.pruned import is_draft, load_draft
+
+    if name == "lookup":
+        return PromptLookup()
+    if name.startswith("lookup+"):
+        # With a model to fall back on, a match of one token is worth less than the model's own guess; and copying is
+        # cheap, so it may draft gamma tokens where the model drafts two.
+        second = _drafter(name.removeprefix("lookup+"), target, shipped, options)
+        return FirstOf(PromptLookup(min_ngram=2), second, caps=(None, 2))
+    if name == SHIPPED_DRAFT and shipped is not None:
+        return shipped
+    if is_draft(name):
+        return ModelDrafter(load_draft(name, target))
+    return ModelDrafter(CausalLM.from_pretrained(name, **options))
