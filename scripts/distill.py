@@ -220,14 +220,14 @@ def soft_target_loss(draft_logits, target_logits, log_total, overlap_weight):
         Log of the target's normaliser over its whole vocabulary: p sums to less than 1 over the draft's ids.
     overlap_weight : float in [0, 1]
         0: Kullback-Leibler divergence (Hinton et al. 2015). 1: total variation, 1 - sum min(p, q), which is what
-        acceptance pays for; its gradient is poor while the draft is far off (Zhou et al. 2023, DistillSpec). Half of
-        it is taken at temperature 1 and half at temperature 1/2, nearer to what greedy decoding pays for.
+        acceptance pays for; its gradient is poor while the draft is far off (Zhou et al. 2023, DistillSpec). Two
+        thirds of it are taken at temperature 1, one at temperature 1/2, nearer to what greedy decoding pays for.
     """
     log_target, log_draft = log_probs(draft_logits, target_logits, log_total)
     target_probs, overlap = log_target.exp(), mean_overlap(log_target, log_draft)
     divergence = (target_probs * (log_target - log_draft)).sum(-1).mean()
     sharp = mean_overlap((2 * log_target).log_softmax(-1), (2 * log_draft).log_softmax(-1))
-    return (1 - overlap_weight) * divergence + overlap_weight * (1 - (overlap + sharp) / 2), overlap.detach()
+    return (1 - overlap_weight) * divergence + overlap_weight * (1 - (2 * overlap + sharp) / 3), overlap.detach()
 
 
 def log_probs(draft_logits, target_logits, log_total):
@@ -330,7 +330,7 @@ def train(draft, text, work, *, tokens, rows=16, peak=1.5e-3, seed=0, log_every=
     trained = [*model.layers.parameters(), *model.norm.parameters()]
     for parameter in trained:
         parameter.requires_grad_(True)
-    optimizer = torch.optim.AdamW(trained, lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizers = optimizers_of(trained, peak)
     per_step = rows * shards[0]["hidden"].shape[1]
     steps = -(-tokens // per_step)
     ids_sha256 = hashlib.sha256(draft.output_ids.cpu().numpy().tobytes()).hexdigest()
@@ -340,16 +340,18 @@ def train(draft, text, work, *, tokens, rows=16, peak=1.5e-3, seed=0, log_every=
         | {"rows": rows, "peak": peak, "seed": seed},
     )
     log, checkpoint = work / "training.jsonl", work / "checkpoint.safetensors"
-    first, seconds = restore(checkpoint, optimizer, trained, log)
+    first, seconds = restore(checkpoint, optimizers, trained, log)
     began = time.monotonic() - seconds
     for step in track(range(first, steps), description="train"):
-        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, peak)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = learning_rate(step, steps, optimizer.defaults["lr"])
         shard, chosen = batch_at(shards, rows, seed, step)
         with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
             loss, overlap = step_on(model, head, shards[shard], chosen, overlap_weight(step, steps))
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         line = {"step": step + 1, "tokens": (step + 1) * per_step, "loss": loss, "overlap": overlap}
         done = step + 1 == steps
         if done or (step + 1) % evaluate_every == 0:
@@ -360,7 +362,7 @@ def train(draft, text, work, *, tokens, rows=16, peak=1.5e-3, seed=0, log_every=
             with open(log, "a") as file:
                 file.write(json.dumps(line) + "\n")
         if done or (step + 1) % evaluate_every == 0:
-            keep(checkpoint, optimizer, trained, step + 1, time.monotonic() - began)
+            keep(checkpoint, optimizers, trained, step + 1, time.monotonic() - began)
 
 
 def overlap_weight(step, steps):
@@ -368,31 +370,41 @@ def overlap_weight(step, steps):
     return min(max(2 * step / steps - 0.5, 0.0), OVERLAP_WEIGHT)
 
 
-def keep(checkpoint, optimizer, trained, step, seconds):
+def optimizers_of(trained, peak):
+    """Muon (Jordan et al. 2024) for the matrices, its steps scaled to the size of AdamW's, and AdamW for the norms."""
+    matrices, vectors = ([p for p in trained if (p.ndim == 2) == two] for two in (True, False))
+    return [
+        torch.optim.Muon(matrices, lr=3 * peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(vectors, lr=peak, betas=(0.9, 0.95), weight_decay=0.01),
+    ]
+
+
+def keep(checkpoint, optimizers, trained, step, seconds):
     tensors = {"step": torch.tensor(step), "seconds": torch.tensor(seconds)}
     for i, parameter in enumerate(trained):
-        state = optimizer.state[parameter]
-        tensors |= {
-            f"{i}.weight": parameter.detach(),
-            f"{i}.mean": state["exp_avg"],
-            f"{i}.square": state["exp_avg_sq"],
-        }
+        tensors[f"{i}.weight"] = parameter.detach().contiguous()
+        for optimizer in optimizers:
+            tensors |= {f"{i}.state.{name}": value for name, value in optimizer.state.get(parameter, {}).items()}
     scratch = checkpoint.with_name(checkpoint.name + ".writing")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch)
+    save_file(tensors, scratch)
     os.replace(scratch, checkpoint)
 
 
-def restore(checkpoint, optimizer, trained, log):
+def restore(checkpoint, optimizers, trained, log):
     """Step and seconds of the last checkpoint, (0, 0) without one; the log is cut back to it."""
     if not checkpoint.exists():
         log.unlink(missing_ok=True)
         return 0, 0.0
     tensors = load_file(checkpoint)
     step = int(tensors["step"])
+    owner = {parameter: optimizer for optimizer in optimizers for parameter in optimizer.param_groups[0]["params"]}
     for i, parameter in enumerate(trained):
         parameter.data.copy_(tensors[f"{i}.weight"])
-        mean, square = (tensors[f"{i}.{name}"].to(parameter.device) for name in ("mean", "square"))
-        optimizer.state[parameter] = {"step": torch.tensor(float(step)), "exp_avg": mean, "exp_avg_sq": square}
+        start = f"{i}.state."
+        state = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+        owner[parameter].state[parameter] = {
+            name: value if name == "step" else value.to(parameter.device) for name, value in state.items()
+        }
     lines = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= step]
     log.write_text("".join(f"{line}\n" for line in lines))
     return step, float(tensors["seconds"])

@@ -64,7 +64,7 @@ def test_loss_and_overlap_by_hand(distill):
     assert overlap == pytest.approx((0.5 + 0.2 + 0.1 + 0.1) / 2)
     # At temperature 1/2, over the ids kept: (25, 4) / 29 against (36, 16) / 52, and (1, 1) / 2 twice.
     sharp = (36 / 52 + 4 / 29 + 1) / 2
-    assert loss.item() == pytest.approx(1 - (overlap.item() + sharp) / 2)
+    assert loss.item() == pytest.approx(1 - (2 * overlap.item() + sharp) / 3)
     divergence, _ = distill.soft_target_loss(draft_probs.log(), kept, torch.full((2,), 2.0), 0.0)
     by_hand = (target_probs[:, :2] * (target_probs[:, :2] / draft_probs).log()).sum(-1).mean()
     assert divergence.item() == pytest.approx(by_hand.item(), rel=1e-5)
