@@ -173,12 +173,6 @@ def _sweep(arguments):
     if arguments.suite:
         _costs(arguments, device, out.with_name("costs-gpu.json"))
     target, drafters = load(arguments, ["lookup", SHIPPED_DRAFT])
-    measure = None
-    if arguments.ray:
-        from specnb.ray_sweep import measure_on
-
-        loading = partial(load, arguments, ["lookup", SHIPPED_DRAFT])
-        measure = measure_on(arguments.ray, loading, num_gpus=int(device.type == "cuda"))
     result = sweep.run(
         target,
         drafters,
@@ -193,12 +187,19 @@ def _sweep(arguments):
         command=arguments.command_line,
         restart=arguments.restart,
         track=lambda steps: track(steps, description="measuring", update_period=1),
-        measure=measure,
+        measure=_measure_on_ray(arguments, device) if arguments.ray else None,
     )
     figure = arguments.figure or _figure_of(out)
     show_sweep(result, out, figure)
     print("\nwritten:", *(os.path.relpath(path) for path in (out, figure)))
     return 0
+
+
+def _measure_on_ray(arguments, device):
+    from specnb.ray_sweep import measure_on
+
+    loading = partial(load, arguments, ["lookup", SHIPPED_DRAFT])
+    return measure_on(arguments.ray, loading, num_gpus=int(device.type == "cuda"))
 
 
 def _costs(arguments, device, out):
