@@ -161,7 +161,7 @@ def test_bookkeeping_of_sampled_runs(models, gamma, budget, eos_ids, seed):
         assert target.length == len(prompt) + len(ids) - (not newest_was_fed)
         assert drafter.model.length <= target.length
         assert [tuple(prompt + ids)[: target.length]] == target._ids
-        assert tuple(prompt + ids)[: drafter.model.length] == drafter.model._ids
+        assert [tuple(prompt + ids)[: drafter.model.length]] == drafter.model._ids
     for i, token in enumerate(ids):
         assert target_rows(tuple(prompt + ids[:i]))[token] > 0
         assert token not in eos_ids or i == len(ids) - 1
