@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import bench_batches
@@ -31,12 +30,12 @@ from bench_arms import (
 )
 from rich.progress import track
 
-from specnb import sweep, verdict
+from specnb import results, sweep, verdict
 from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
 from specnb.models import CausalLM, load_pair
 from specnb.prompts import PROJECT, load_prompts
 from specnb.sampler import autoregressive, speculative
-from specnb.timing import busy_reasons, environment
+from specnb.timing import busy_reasons
 
 
 def outside_forwards(target, drafter, gamma, sampling, prompts):
@@ -264,11 +263,7 @@ def main():
     if not arguments.force and (reasons := busy_reasons()):
         raise SystemExit(f"the machine is busy: {'; '.join(reasons)}; stop the rest, or use --force")
     for suite in arguments.suites:
-        head = {
-            "suite": suite,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "environment": environment(),
-        }
+        head = {"suite": suite, **results.header("specnb-bench/1", f"python scripts/bench.py {suite}")}
         rows, path = [], Path(PROJECT) / "data" / "bench" / f"{suite}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         for line in SUITES[suite]():

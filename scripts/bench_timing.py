@@ -106,7 +106,7 @@ def as_assistant(draft, gamma):
 
 
 def against_generate(target, drafter, prompts):
-    logs, low = [], []
+    logs = []
     for gamma in (2, 4, 8):
         for name, sampling, options in (
             ("greedy", GREEDY, {"do_sample": False}),

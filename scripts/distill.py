@@ -20,7 +20,6 @@ import shlex
 import shutil
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -28,7 +27,7 @@ import torch.nn.functional as F
 from rich.progress import track
 from safetensors.torch import load_file, save_file
 
-from specnb import sweep
+from specnb import results, sweep
 from specnb.cache import cache_argument
 from specnb.drafters import ModelDrafter
 from specnb.fetch import cache_folder, fetch
@@ -424,9 +423,18 @@ def evaluate(target, draft, out, *, gamma=4, max_new_tokens=64, seed=0):
         temperatures=[0.0, 1.0],
         max_new_tokens=max_new_tokens,
         seed=seed,
-        command=shlex.join(["python", "scripts/distill.py", *sys.argv[1:]]),
+        command=command(),
         track=lambda steps: track(steps, description="evaluate"),
     )
+
+
+def command():
+    """As typed, without the folders, which are this machine's and decide nothing."""
+    typed = [word for word in sys.argv[1:] if not word.startswith(("--work=", "--out="))]
+    for option in {"--work", "--out"} & {*typed}:
+        place = typed.index(option)
+        del typed[place : place + 2]
+    return shlex.join(["python", "scripts/distill.py", *typed])
 
 
 def main():
@@ -477,9 +485,7 @@ def build_and_train(target, out, work, arguments):
     draft = PrunedLM(target, layers, ids)
     train(draft, text, work, tokens=arguments.train_tokens, seed=arguments.seed)
     how = {
-        "command": shlex.join(["python", "scripts/distill.py", *sys.argv[1:]]),
-        **sweep.commit(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **results.came_to_be(command()),
         "seed": arguments.seed,
         "processor": environment()["processor"],
         "text": describe_text(*text),

@@ -8,16 +8,15 @@ import argparse
 import json
 import subprocess
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from rich.progress import track
 
 from specnb.endpoint import audit_endpoint
 from specnb.fetch import fetch_gguf, file_sha256
 from specnb.prompts import PROJECT, load_prompts
+from specnb.report_cli import show_serve
+from specnb.results import came_to_be
 from specnb.serve_bench import serve_bench
-from specnb.serve_cli import show
-from specnb.sweep import commit
 from specnb.timing import busy_reasons
 
 PYTHON = PROJECT / ".venv-llamacpp" / "bin" / "python"
@@ -51,8 +50,7 @@ def audit(mode, gguf, requests):
         )  # fmt: skip
     print(f"\n{mode}: {report}")
     settings = {**report.settings, "on": f"llama.cpp, {MODES[mode]}", "off": "llama.cpp, no drafts"}
-    kept = {**report.to_dict(), "settings": settings, "engine": engine(gguf), "command": "make engine-llamacpp"}
-    kept |= {**commit(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
+    kept = {**report.to_dict(), "settings": settings, "engine": engine(gguf), **came_to_be("make engine-llamacpp")}
     (OUT / f"llamacpp-audit-{mode}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
@@ -79,7 +77,7 @@ def main():
                 options={**WHOLE, "seed": 0}, out=OUT / f"llamacpp-serve-{mode}.json", command="make engine-llamacpp",
                 track=lambda levels, mode=mode: track(levels, description=f"serve {mode}", update_period=1),
             )  # fmt: skip
-            show(result)
+            show_serve(result, None, None)
     for mode in ("matching", "probabilistic"):
         audit(mode, gguf, arguments.requests)
 

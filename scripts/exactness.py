@@ -12,7 +12,6 @@ a sampler; what an enumeration or an approximation predicts stands beside it.
 import argparse
 import json
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 from rich.progress import track
 from scipy import stats
 
-from specnb import exact, sweep
+from specnb import exact, results
 from specnb.battery import against, battery
 from specnb.drafters import ModelDrafter
 from specnb.gof import chi_square, exact_power, sample_size
@@ -29,7 +28,6 @@ from specnb.prompts import PROJECT
 from specnb.rogues import INNOCENTS, ROGUES, example_draft, example_target, sampler_of
 from specnb.rule import verify
 from specnb.sampler import speculative
-from specnb.timing import environment
 
 LEVEL, FAMILY_LEVEL, CERTAIN = 0.001, 0.001, 0.99999
 VOCAB, GAMMA = 3, 2
@@ -246,11 +244,7 @@ def main():
     arguments = parser.parse_args()
     began = time.monotonic()
     result = {
-        "schema": "specnb-exactness/1",
-        "command": "python scripts/exactness.py",
-        **sweep.commit(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": environment(),
+        **results.header("specnb-exactness/1", "python scripts/exactness.py"),
         "settings": {"seeds": arguments.seeds, "level": LEVEL, "family_level": FAMILY_LEVEL, "gamma": GAMMA},
         "single_tests": single_tests(arguments.seeds),
         "named_tests": named_tests(arguments.seeds),

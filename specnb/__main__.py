@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from specnb.audit_cli import add_audit
-from specnb.pair_cli import PAIR, SHIPPED_DRAFT, add_pair, load
+from specnb.cli_parts import PAIR, SHIPPED_DRAFT, add_pair, load, positive, temperatures, whole_numbers
 from specnb.report_cli import add_report, show_costs, show_sweep
 from specnb.serve_cli import add_serve_bench
 
@@ -77,15 +77,16 @@ def _parser():
 
 def _add_sweep(sweep):
     add_pair(sweep)
-    sweep.add_argument("--gammas", type=_gammas, default="0-4,6,8", help="such as 0-8 or 1,2,4 (default 0-4,6,8)")
-    sweep.add_argument("--temperatures", type=_floats, default="0,1", help="such as 0,1 (default)")
-    sweep.add_argument("--batches", type=_gammas, default="1", help="requests at once, such as 1,2,4,8 (default 1)")
+    draft_lengths = "draft lengths, such as 0-8 or 1,2,4 (default 0-4,6,8)"
+    sweep.add_argument("--gammas", type=whole_numbers, default="0-4,6,8", help=draft_lengths)
+    sweep.add_argument("--temperatures", type=temperatures, default="0,1", help="such as 0,1 (default)")
+    sweep.add_argument("--batches", type=whole_numbers, default="1", help="requests at once, such as 1,2,4 (default 1)")
     sweep.add_argument("--ray", metavar="ADDRESS|local", help="each cell on its own GPU or CPU slot of a Ray cluster")
     sweep.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
-    sweep.add_argument("--limit", type=_positive, help="only the first so many prompts (default: 14 of the project's)")
+    sweep.add_argument("--limit", type=positive, help="only the first so many prompts (default: 14 of the project's)")
     most = "at most so many tokens an answer (default: 24 for the project's prompts)"
-    sweep.add_argument("--max-new-tokens", type=_positive, help=most)
-    sweep.add_argument("--repeats", type=_positive, default=1, help="(default 1)")
+    sweep.add_argument("--max-new-tokens", type=positive, help=most)
+    sweep.add_argument("--repeats", type=positive, default=1, help="(default 1)")
     sweep.add_argument("--seed", type=int, default=0, help="(default 0)")
     sweep.add_argument("--out", type=Path, help="result file (default: data/sweep-TARGET-DRAFT-DEVICE.json)")
     sweep.add_argument(
@@ -224,32 +225,6 @@ def _costs(arguments, device, out):
 def _figure_of(out):
     folder = out.parent.parent / "figures" if out.parent.name == "data" else out.parent
     return folder / f"{out.stem}.png"
-
-
-def _gammas(text):
-    values = set()
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            values.update(range(int(first), int(last or first) + 1))
-    except ValueError:
-        values.clear()
-    if not values:
-        raise argparse.ArgumentTypeError(f"{text!r} names no numbers; write them like 0-8 or 1,2,4")
-    return sorted(values)
-
-
-def _positive(text):
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _floats(text):
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of temperatures; write them like 0,0.7,1") from error
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ class EarlyStop(ModelDrafter):
     sampling : Sampling, optional, as for `ModelDrafter`
     """
 
+    serves_batches = False
+
     def __init__(self, model, stop, sampling=None):
         super().__init__(model, sampling)
         self.stop = stop

@@ -6,8 +6,9 @@ It reads and writes files and turns a verdict into an exit code. It does not kno
 
 import argparse
 import json
-from datetime import UTC, datetime
 from pathlib import Path
+
+from specnb.cli_parts import fields
 
 EPILOG = """exit code: 0 nothing found against it, 1 error, 2 not lossless, 3 cannot test
 
@@ -54,7 +55,7 @@ def _add_endpoint(parser):
     parser.add_argument("--temperature", type=float, default=1.0, help="(default 1)")
     parser.add_argument("--concurrency", type=int, default=4, help="requests at once (default 4)")
     parser.add_argument("--seconds", type=float, default=600, help="for everything (default 600)")
-    parser.add_argument("--options", type=_fields, default={}, help="""more fields, as JSON, such as '{"top_k": 0}'""")
+    parser.add_argument("--options", type=fields, default={}, help="""more fields, as JSON, such as '{"top_k": 0}'""")
     _add_level(parser)
     parser.set_defaults(run=_run, audit=_endpoint)
 
@@ -77,21 +78,13 @@ def _add_level(parser):
     parser.add_argument("--level", type=float, default=0.001, help="odds of failing a correct engine (default 0.001)")
 
 
-def _fields(text):
-    try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f"""{text!r} is no JSON object; write it like '{{"top_k": 0}}'""") from error
-
-
 def _run(arguments):
     report = arguments.audit(arguments)
     print(report)
     if arguments.out is not None:
-        from specnb.sweep import commit
+        from specnb.results import came_to_be
 
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        kept = {**report.to_dict(), "command": arguments.command_line, **commit(), "created": created}
+        kept = {**report.to_dict(), **came_to_be(arguments.command_line)}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(kept, indent=1, allow_nan=False) + "\n")
     return report.exit_code

@@ -32,7 +32,7 @@ class Cache:
         """Keys and values of every layer, as they are now."""
         return [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
 
-    def forward(self, ids, num_logits, num_new=None):
+    def forward(self, ids, num_logits, num_new=None):  # One row is never padded: all its ids are new.
         options = {"logits_to_keep": num_logits} if self._can_keep else {}
         return self._model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache}, **options).logits
 
@@ -53,13 +53,19 @@ class BatchCache:
     """
 
     def __init__(self, model, batch):
-        self._model, self.length = model, [0] * batch
         from transformers.cache_utils import Cache as TransformersCache
 
-        self._layers = [_slot_layer()() for _ in range(model.config.get_text_config().num_hidden_layers)]
+        config, parameters = model.config.get_text_config(), inspect.signature(model.forward).parameters
+        if "position_ids" not in parameters or model.config._attn_implementation not in ("sdpa", "eager"):
+            raise ValueError(
+                f"{type(model).__name__} with {model.config._attn_implementation} attention takes no positions or no "
+                "mask of each row; for batches load it with attn_implementation='sdpa', or call once for each prompt"
+            )
+        self._model, self.length = model, [0] * batch
+        self._layers = [_slot_layer()() for _ in range(config.num_hidden_layers)]
         self._cache, self._cache_name = TransformersCache(layers=self._layers), cache_argument(model)
-        self._options = {"logits_to_keep"} & set(inspect.signature(model.forward).parameters)
-        self._longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._can_keep = "logits_to_keep" in parameters
+        self._longest = getattr(config, "max_position_embeddings", None)
 
     def forward(self, ids, num_logits, num_new=None):
         """`ids (batch, n)`, the last `num_new[b]` of a row real and those before them padding; None: all are real."""
@@ -78,14 +84,14 @@ class BatchCache:
         positions = slots if self._longest is None else slots.clamp(max=self._longest - 1)
         for layer in self._layers:
             layer.slots, layer.num_slots = slots, num_slots
-        options = {"logits_to_keep": num_logits} if self._options else {}
+        kept = {"logits_to_keep": num_logits} if self._can_keep else {}
         logits = self._model(
             input_ids=ids,
             use_cache=True,
             attention_mask=mask,
             position_ids=positions,
             **{self._cache_name: self._cache},
-            **options,
+            **kept,
         ).logits
         self.length = [length + new for length, new in zip(self.length, num_new, strict=True)]
         return logits

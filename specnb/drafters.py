@@ -19,14 +19,14 @@ class Drafter:
     """The seam: subclass it and write `propose`."""
 
     context_length = None  # longest prefix it can read, in tokens; None: any
-    remembers = True  # Whether it keeps anything of a prompt from one round to the next; if not, it serves batches.
+    serves_batches = False  # One that remembers nothing from round to round may say True; others write `propose_batch`.
 
     def reset(self, target):
         """A run with `target` begins: refuse what cannot work, forget everything. May be called twice."""
 
     def begin(self, target, batch):
         """A run of `batch` prompts begins."""
-        if batch > 1 and self.remembers:
+        if batch > 1 and not self.serves_batches:
             raise ValueError(
                 f"{type(self).__name__} serves one prompt at a time, not {batch}; take a ModelDrafter or PromptLookup"
             )
@@ -94,6 +94,8 @@ class ModelDrafter(Drafter):
         returned are those drawn from.
     """
 
+    serves_batches = True
+
     def __init__(self, model, sampling=None):
         self.model, self.sampling = model, sampling
         self._checked = None
@@ -111,10 +113,9 @@ class ModelDrafter(Drafter):
         self.model.reset()
 
     def begin(self, target, batch):
-        if batch == 1 or type(self).ends_block is not ModelDrafter.ends_block:
-            return super().begin(target, batch)
-        self.reset(target)
-        self.model.reset(batch)
+        super().begin(target, batch)
+        if batch > 1:
+            self.model.reset(batch)
 
     def propose(self, prefix_ids, gamma, sampling, draw, target):
         new_ids = torch.tensor([prefix_ids[self.model.length :]], device=self.model.device)
@@ -175,7 +176,7 @@ class PromptLookup(Drafter):
     []
     """
 
-    remembers = False
+    serves_batches = True
 
     def __init__(self, max_ngram=3, min_ngram=1):
         if not 1 <= min_ngram <= max_ngram:

@@ -15,16 +15,16 @@ def add_report(commands):
 
 
 def _report(arguments):
-    from specnb import suite, verdict
+    from specnb import results, verdict
     from specnb.compare import compare
 
-    if (costs := suite.load(arguments.result)) is not None:
-        if arguments.compare is not None:
-            raise ValueError(f"{arguments.result} holds costs of forwards; only results of sweeps are compared")
-        show_costs(costs, arguments.result, arguments.figure)
-        return 0
-    result = verdict.load(arguments.result)
-    show_sweep(result, arguments.result, arguments.figure)
+    result = results.load(arguments.result)
+    kind = results.kind_of(result)
+    if kind not in SHOWN:
+        raise ValueError(f"{arguments.result} holds a result of another kind, {kind}; shown are {', '.join(SHOWN)}")
+    if arguments.compare is not None and kind != "sweep":
+        raise ValueError(f"{arguments.result} is a result of another kind, {kind}; only those of sweeps are compared")
+    SHOWN[kind](result, arguments.result, arguments.figure)
     if arguments.compare is not None:
         other = verdict.load(arguments.compare)
         print(f"\nbeside it, b: {verdict.origin(other)}")
@@ -74,3 +74,18 @@ def show_costs(result, path, figure):
 def _save(drawn, figure):
     figure.parent.mkdir(parents=True, exist_ok=True)
     drawn.savefig(figure, dpi=110)
+
+
+def show_serve(result, path, figure):
+    """The same for a running server: table, and by which rule it accepts."""
+    from specnb.serve_bench import table
+
+    print(table(result).to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
+    print(f"engine: {result['engine'] or 'unknown, its /metrics say nothing of speculation'}")
+    if result["rule"]:
+        print(f"acceptance rule: {result['rule']}")
+    if figure is not None:
+        raise ValueError(f"{path}: there is no figure of a server's result; leave --figure out")
+
+
+SHOWN = {"sweep": show_sweep, "costs": show_costs, "serve": show_serve}

@@ -169,15 +169,15 @@ def _round(target, drafter, rows, alone, gamma, sampling, eos_ids, overlaps, clo
         row.committed = row.committed + emitted
         # The target has read every draft: those not committed are forgotten, and so is the draft's reading of them.
         lengths.append(len(row.committed) - (num_accepted < len(emitted)))
-        done.append((num_accepted, len(emitted), emitted))
+        done.append((num_accepted, emitted))
     for model in (target, drafter):
         if model is not None:
             model.rollback(lengths[0] if alone else lengths)
     kept = torch.minimum(target_probs[:, :-1], draft_probs).sum(-1).tolist() if overlaps else [[]] * len(rows)
     seconds = clock.stop()
     return [
-        Round(drafted, num_accepted, num_emitted, *seconds, ids=tuple(emitted), overlaps=tuple(overlap[:drafted]))
-        for drafted, (num_accepted, num_emitted, emitted), overlap in zip(num_drafted, done, kept, strict=True)
+        Round(drafted, num_accepted, len(emitted), *seconds, ids=tuple(emitted), overlaps=tuple(overlap[:drafted]))
+        for drafted, (num_accepted, emitted), overlap in zip(num_drafted, done, kept, strict=True)
     ]
 
 

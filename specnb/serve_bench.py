@@ -9,14 +9,12 @@ import json
 import re
 import time
 from collections import defaultdict
-from datetime import UTC, datetime
 
 import pandas as pd
 
+from specnb import results
 from specnb.endpoint import base_url
 from specnb.latency import quantile
-from specnb.sweep import commit, write_json
-from specnb.timing import environment
 
 SCHEMA = "specnb-serve/1"
 MAX_REQUESTS = 10_000
@@ -27,7 +25,7 @@ METRIC = re.compile(
     re.M,
 )
 RULES = {
-    "vllm": "rejection sampling against the draft's probabilities, the rule of this project",
+    "vllm": "rejection sampling unless told otherwise, the rule of this project",
     "llamacpp": "token matching unless told otherwise: a draft is kept where the target's own draw equals it, which is "
     "lossless and accepts less",
 }
@@ -68,25 +66,17 @@ def serve_bench(
         For a malformed URL or bounds not above 0; where no request was answered, with what the server said.
     """
     url = base_url(base)
-    if not prompts or min(*concurrencies, requests, max_tokens, seconds, timeout) <= 0 or requests > MAX_REQUESTS:
+    bounds = [*concurrencies, requests, max_tokens, seconds, timeout]
+    if not prompts or not len(concurrencies) or min(bounds) <= 0 or requests > MAX_REQUESTS:
         raise ValueError(
             f"give prompts, and concurrencies, requests (at most {MAX_REQUESTS}), max_tokens, seconds, timeout above 0"
         )
     body = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "stream": True}
     body |= {"stream_options": {"include_usage": True}, **(options or {})}
     body = {name: value for name, value in body.items() if value is not None}
-    result = {
-        "schema": SCHEMA,
-        "command": command,
-        **commit(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": environment(),
-        "engine": None,
-        "rule": None,
-        "settings": {**body, "requests": requests, "num_prompts": len(prompts), "seconds": seconds},
-        "levels": [],
-        "rows": [],
-    }
+    result = {**results.header(SCHEMA, command), "engine": None, "rule": None}
+    result |= {"settings": {**body, "requests": requests, "num_prompts": len(prompts), "seconds": seconds}}
+    result |= {"levels": [], "rows": []}
     for concurrency in track(list(concurrencies)):
         bodies = [{**body, **_asked(prompts[i % len(prompts)])} for i in range(requests)]
         rows, level, engine = asyncio.run(_level(url, bodies, concurrency, seconds, timeout))
@@ -96,7 +86,7 @@ def serve_bench(
         result["levels"].append({"concurrency": concurrency, **level})
         result |= {"engine": engine, "rule": RULES.get(engine)}
         if out is not None:
-            write_json(out, result)
+            results.write(out, result)
     return result
 
 
@@ -107,7 +97,7 @@ async def _level(url, bodies, concurrency, seconds, timeout):
     async with httpx.AsyncClient(
         trust_env=False, follow_redirects=False, timeout=min(timeout, seconds), limits=limits
     ) as client:
-        before, began = await _metrics(client, url), time.perf_counter()
+        (_, before), began = await _metrics(client, url), time.perf_counter()
         free, rows = asyncio.Semaphore(concurrency), []
 
         async def one(order, body):
@@ -120,8 +110,8 @@ async def _level(url, bodies, concurrency, seconds, timeout):
                 rows.append({"order": order, "start_sec": started - began, **row})
 
         await asyncio.gather(*(one(order, body) for order, body in enumerate(bodies)))
-        wall, after = time.perf_counter() - began, await _metrics(client, url)
-    (_, before), (engine, after) = before, after
+        wall = time.perf_counter() - began
+        engine, after = await _metrics(client, url)
     grown = {name: count - before.get(name, 0.0) for name, count in after.items()}
     return sorted(rows, key=lambda row: row["order"]), {"wall_sec": wall, "metrics": grown}, engine
 
@@ -159,10 +149,9 @@ def _text(choice):
     return choice.get("text") or (choice.get("delta") or {}).get("content")
 
 
-def _row(status, ttft_sec=None, total_sec=None, num_tokens=None, num_chunks=None):
-    return {"status": status, "ttft_sec": ttft_sec, "total_sec": total_sec, "num_tokens": num_tokens} | {
-        "num_chunks": num_chunks
-    }
+def _row(status, *measured):
+    names = ("ttft_sec", "total_sec", "num_tokens", "num_chunks")
+    return {"status": status, **dict(zip(names, measured or [None] * 4, strict=True))}
 
 
 async def _metrics(client, url):

@@ -3,22 +3,24 @@
 It reads prompts, writes a file and prints the table of `specnb.serve_bench`.
 """
 
-import json
 from pathlib import Path
+
+from specnb.cli_parts import fields, whole_numbers
+from specnb.report_cli import show_serve
 
 
 def add_serve_bench(commands):
     parser = commands.add_parser("serve-bench", help="concurrency against latency and throughput of a running server")
     parser.add_argument("--endpoint", required=True, metavar="URL", help="base URL, such as http://127.0.0.1:8111")
     parser.add_argument("--model", help="name sent with each request, where the server asks for one")
-    parser.add_argument("--concurrency", default="1,2,4", help="requests at once (default 1,2,4)")
+    parser.add_argument("--concurrency", type=whole_numbers, default="1,2,4", help="requests at once (default 1,2,4)")
     parser.add_argument("--requests", type=int, default=16, help="sent in all at each concurrency (default 16)")
     parser.add_argument("--max-tokens", type=int, default=64, help="(default 64)")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default 0)")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
     parser.add_argument("--seconds", type=float, default=300, help="for each concurrency (default 300)")
     parser.add_argument("--timeout", type=float, default=60, help="for each request (default 60)")
-    parser.add_argument("--options", default="{}", help="""more fields, as JSON, such as '{"top_k": 0}'""")
+    parser.add_argument("--options", type=fields, default={}, help="""more fields, as JSON, such as '{"top_k": 0}'""")
     parser.add_argument("--out", type=Path, help="result file")
     parser.set_defaults(run=_run)
 
@@ -33,25 +35,14 @@ def _run(arguments):
     result = serve_bench(
         arguments.endpoint,
         prompts,
-        concurrencies=[int(number) for number in arguments.concurrency.split(",")],
-        options=json.loads(arguments.options),
+        concurrencies=arguments.concurrency,
         out=arguments.out,
         command=arguments.command_line,
         track=lambda levels: track(levels, description="asking", update_period=1),
         **{
             name: getattr(arguments, name)
-            for name in ("requests", "max_tokens", "temperature", "model", "seconds", "timeout")
+            for name in ("requests", "max_tokens", "temperature", "model", "seconds", "timeout", "options")
         },
     )
-    show(result)
+    show_serve(result, arguments.out, None)
     return 0
-
-
-def show(result):
-    """Print table and acceptance rule of a result."""
-    from specnb.serve_bench import table
-
-    print(table(result).to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
-    print(f"engine: {result['engine'] or 'unknown, its /metrics say nothing of speculation'}")
-    if result["rule"]:
-        print(f"acceptance rule: {result['rule']}")

@@ -7,18 +7,17 @@ whatever the weights are. It measures costs only; of acceptance such models say 
 import json
 import math
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 import torch
 
-from specnb import sweep
+from specnb import results
 from specnb.costs import cost_curve, floor
 from specnb.models import CausalLM, default_dtype
-from specnb.timing import environment, gpu_state, peak_memory_bytes, reset_peak_memory
+from specnb.timing import gpu_state, peak_memory_bytes, reset_peak_memory
 
-SCHEMA = "specnb-costs/1"
+SCHEMA, KIND = "specnb-costs/1", "costs"
 ACCEPTANCE = "not measured: the weights are random, only costs are real"
 LLAMA = {
     "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "num_attention_heads": 32,
@@ -58,10 +57,11 @@ def random_model(shape, name, *, device, dtype=None):
     """A `CausalLM` of a config, with the initialisation of its own class; made on the device, nothing is loaded."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(**shape)
-    with torch.device(device), torch.random.fork_rng(devices=[]):
+    device, dtype = torch.device(device), dtype or default_dtype(device)
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    with device, torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype or default_dtype(device))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=dtype)
     return CausalLM(model, name=name)
 
 
@@ -92,42 +92,33 @@ def run(
     """
     out, device = Path(out), torch.device(device)
     settings = {"pairs": pairs, "widths": widths, "contexts": contexts, "repeats": repeats, "replay": replay}
-    header = {
-        "schema": SCHEMA,
-        "command": command,
-        **sweep.commit(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": environment(),
-        "acceptance": ACCEPTANCE,
-        "models": {},
-        "settings": json.loads(json.dumps(settings)),
-    }
+    settings |= {"device": str(device), "dtype": str(dtype or default_dtype(device)).removeprefix("torch.")}
+    result = {**results.header(SCHEMA, command), "acceptance": ACCEPTANCE, "models": {}, "rows": []}
+    result["settings"] = json.loads(json.dumps(settings))
     partial = out.with_name(out.name + ".partial")
-    result = {**header, "rows": []}
     if partial.exists() and not restart:
-        result = json.loads(partial.read_text(encoding="utf-8"))
-        if result["settings"] != header["settings"]:
+        begun = results.load(partial, KIND)
+        differing = [name for name in ("commit", "dirty", "settings") if begun[name] != result[name]]
+        if differing:
             raise ValueError(
-                f"{partial} holds an unfinished suite with other settings; finish it as it was begun, or --restart"
+                f"{partial} is an unfinished suite with another {', '.join(differing)}; finish it as it was begun, or "
+                "throw it away with --restart"
             )
+        result = begun
     for name in track([name for pair in pairs for name in pair if name not in result["models"]]):
         described, rows = measure(shapes[name], name, device, widths, contexts, repeats, replay, dtype)
         result["models"][name] = described
         result["rows"] += rows
-        sweep.write_json(partial, result)
+        results.write(partial, result)
     result["environment"]["gpus_after"] = gpu_state()
-    sweep.write_json(out, result)
+    results.write(out, result)
     partial.unlink()
     return result
 
 
 def load(path):
-    """The result of a suite in `path`; None where it is another file."""
-    try:
-        result = json.loads(Path(path).read_text(encoding="utf-8"))
-        return result if result["schema"] == SCHEMA else None
-    except (ValueError, KeyError, TypeError):
-        return None
+    """The result of a suite in `path`; a ValueError where it is another file."""
+    return results.load(path, KIND)
 
 
 def origin(result):

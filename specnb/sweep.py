@@ -10,18 +10,16 @@ import json
 import math
 import os
 import re
-import subprocess
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 
 import torch
 
+from specnb import results
 from specnb.probs import Sampling
-from specnb.prompts import PROJECT
 from specnb.request import check_prompt
 from specnb.sampler import speculative
-from specnb.timing import environment, gpu_state
+from specnb.timing import gpu_state
 
 SCHEMA = "specnb-sweep/1"
 # What must be the same for rows to share one file.
@@ -76,7 +74,9 @@ def run(
     settings = {"gammas": sorted({0, *gammas}), "temperatures": sorted({float(t) for t in temperatures})}
     settings |= {"drafters": list(drafters), "batches": batches, "repeats": repeats, "seed": seed}
     settings |= {"eos_ids": sorted(target.eos_ids), "prompts": described}
-    partial, header, rows = _open_partial(Path(out), _header(target, drafters, settings, command), restart)
+    models = {"target": target.describe(), "draft": {name: d.describe() for name, d in drafters.items()}}
+    header = {**results.header(SCHEMA, command), "models": models, "settings": settings}
+    partial, header, rows = _open_partial(Path(out), header, restart)
     done = set(map(_key, rows))
     plan = [step for step in _plan(cells, prompts, repeats, seed) if _key(step) not in done]
     budgets = {name: prompt["max_new_tokens"] for name, prompt in described.items()}
@@ -85,7 +85,7 @@ def run(
         rows += measured
     header["environment"]["gpus_after"] = gpu_state()
     result = {**header, "rows": sorted(rows, key=lambda row: row["order"])}
-    write_json(out, result)
+    results.write(out, result)
     partial.unlink()
     return result
 
@@ -96,17 +96,6 @@ def in_turn(target, drafters, plan, encoded, budgets, track=iter):
         _warm_up(target, drafters, dict.fromkeys(map(cell_of, plan)), next(iter(encoded.values())))
     for step in track(plan):
         yield _measure(target, drafters, step, encoded, min(budgets[name] for name in step["prompt_ids"]))
-
-
-def write_json(path, result):
-    """Write atomically: the file is there whole or as it was."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".writing")
-    head = json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=1)
-    rows = ",\n".join(json.dumps(row) for row in result.get("rows", []))  # A line a row: diffs stay readable.
-    scratch.write_text(f'{head[:-2]},\n "rows": [\n{rows}\n]}}\n', encoding="utf-8")
-    os.replace(scratch, path)
 
 
 def repeated_4gram_percent(ids):
@@ -238,32 +227,6 @@ def _warm_up(target, drafters, cells, prompt_ids):
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
-
-
-def _header(target, drafters, settings, command):
-    return {
-        "schema": SCHEMA,
-        "command": command,
-        **commit(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": environment(),
-        "models": {"target": target.describe(), "draft": {n: d.describe() for n, d in drafters.items()}},
-        "settings": settings,
-    }
-
-
-def commit():
-    """Commit of the code that measures, and whether the package differs from it; None outside a checkout."""
-
-    def git(*arguments):
-        done = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    try:
-        changes = git("status", "--porcelain", "--", "specnb", "data/prompts.jsonl")
-        return {"commit": git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
-    except OSError:
-        return {"commit": None, "dirty": None}
 
 
 def _open_partial(out, header, restart):

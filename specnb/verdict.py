@@ -4,14 +4,12 @@ It knows rows of a sweep. It does not know how they were measured, nor drawing. 
 prompts, beside plain decoding measured in the same run; intervals come from resampling prompts. Read notebook 09.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from specnb import theory
+from specnb import results, theory
 from specnb.trace import Round
 
 PLAIN = ("-", 0)  # Drafter and gamma of plain decoding.
@@ -33,15 +31,8 @@ LOOP_PERCENT = 20  # Rows with a larger share of repeated 4-grams are loops: loo
 
 
 def load(path):
-    """Read a result file; a ValueError where it is none."""
-    try:
-        result = json.loads(Path(path).read_text(encoding="utf-8"))
-        known = result["schema"].startswith("specnb-sweep/")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a result of `specnb sweep`: {error}") from error
-    if not known:
-        raise ValueError(f"{path} is not a result of `specnb sweep`: its schema is {result['schema']!r}")
-    return result
+    """Read the result file of a sweep; a ValueError where it is none."""
+    return results.load(path, "sweep")
 
 
 def frame(result, batch_size=1):

@@ -1,5 +1,7 @@
 """Models for the tests: tiny random ones in float64, and SmolLM2 where it has been fetched."""
 
+import threading
+
 import pytest
 import torch
 
@@ -38,6 +40,22 @@ def smollm2():
     except FileNotFoundError as error:
         pytest.skip(str(error))
     return load_pair(device="cpu")
+
+
+@pytest.fixture
+def serving():
+    """A function that runs a local HTTP server beside the test and returns it; all are closed at the end."""
+    running = []
+
+    def start(server):
+        running.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        return server
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
 
 
 def seeded(seed=0):

@@ -367,18 +367,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def serve():
-    running = []
-
-    def start(answer):
-        running.append(Server(answer))
-        threading.Thread(target=running[-1].serve_forever, args=(0.02,), daemon=True).start()
-        return running[-1]
-
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
+def serve(serving):
+    return lambda answer: serving(Server(answer))
 
 
 def text(value, tokens=None):

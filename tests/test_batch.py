@@ -46,7 +46,7 @@ def test_batched_greedy_equals_each_row_alone_in_float64(tiny, family, gamma):
 class RightOrWrong(Drafter):
     """Drafts what plain decoding would emit for some prompts, and never that for the others."""
 
-    remembers = False
+    serves_batches = True
 
     def __init__(self, texts, right):
         self.texts, self.right = texts, right
@@ -97,7 +97,7 @@ def test_a_row_does_not_change_with_its_neighbours(tiny):
 class Ragged(Drafter):
     """Drafts from a table, one token fewer for each place in its row's prompt: blocks of a batch differ in length."""
 
-    remembers = False
+    serves_batches = True
 
     def propose(self, prefix_ids, gamma, sampling, draw, target):
         k, uniforms, prefix, ids, rows = max(gamma - prefix_ids[0], 0), draw(gamma), list(prefix_ids), [], []
@@ -213,6 +213,15 @@ def test_a_drafter_that_remembers_one_prompt_is_refused_by_name(tiny, make):
         speculative(tiny(), drafter, [[1], [2]], gamma=2, max_new_tokens=4)
     (alone,) = speculative(tiny(), drafter, [[1]], gamma=2, max_new_tokens=4)
     assert len(alone.ids) == 4
+
+
+def test_a_model_that_takes_no_mask_or_position_of_each_row_is_refused_by_name(tiny):
+    target = tiny()
+    target.model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(
+        ValueError, match="LlamaForCausalLM with flash_attention_2 attention takes no"
+    ):
+        autoregressive(target, [[1], [2]], max_new_tokens=2)
 
 
 def test_bad_batches_are_refused(tiny):

@@ -134,6 +134,12 @@ def test_a_folder_holds_one_run_only(distill, target, text, tmp_path):
         distill.synthesise("target", tmp_path, tokens=1, seed=1)
 
 
+def test_the_command_is_kept_without_the_folders_of_this_machine(distill, monkeypatch):
+    typed = ["distill.py", "train", "--work", "/home/me/work", "--seed", "3", "--out=/home/me/draft"]
+    monkeypatch.setattr(distill.sys, "argv", typed)
+    assert distill.command() == "python scripts/distill.py train --seed 3"
+
+
 def test_too_little_text_is_refused(distill, tmp_path):
     with pytest.raises(ValueError, match="synthesise first"):
         distill.load_text(tmp_path)

@@ -94,18 +94,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def engine():
-    running = []
-
-    def start(**options):
-        running.append(Engine(**options))
-        threading.Thread(target=running[-1].serve_forever, args=(0.02,), daemon=True).start()
-        return running[-1]
-
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
+def engine(serving):
+    return lambda **options: serving(Engine(**options))
 
 
 PROMPTS = [
@@ -163,6 +153,7 @@ def test_a_server_that_answers_nothing_is_one_clear_error(engine):
         ("http://h:1", {"requests": 0}, "above 0"),
         ("http://h:1", {"requests": 10**9}, "at most"),
         ("http://h:1", {"concurrencies": [0]}, "above 0"),
+        ("http://h:1", {"concurrencies": []}, "give prompts, and concurrencies"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_sent(base, more, message):
@@ -176,6 +167,7 @@ def test_what_is_finished_is_kept_and_the_command_prints_it(engine, tmp_path, ca
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "tokens_per_sec" in shown and "token matching" in shown
+    assert main(["report", str(out)]) == 0 and "token matching" in capsys.readouterr().out
     kept = json.loads(out.read_text())
     assert len(kept["rows"]) == 8 and kept["command"].startswith("specnb serve-bench")
 

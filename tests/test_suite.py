@@ -62,7 +62,7 @@ def test_a_killed_suite_goes_on_with_the_next_model(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         suite.run(tmp_path / "costs.json", **OPTIONS)
     assert not (tmp_path / "costs.json").exists()
-    with pytest.raises(ValueError, match="unfinished suite with other settings"):
+    with pytest.raises(ValueError, match="unfinished suite with another settings"):
         suite.run(tmp_path / "costs.json", **{**OPTIONS, "repeats": 3})
     measured.append("resumed")
     assert list(suite.run(tmp_path / "costs.json", **OPTIONS)["models"]) == ["big", "small"]
@@ -90,7 +90,7 @@ def test_report_shows_costs_and_draws_them(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "cost_ratio" in shown and "not measured" in shown and (tmp_path / "costs.png").stat().st_size > 10_000
     assert main(["report", str(tmp_path / "costs.json"), "--compare", "other.json"]) == 1
-    assert "only results of sweeps are compared" in capsys.readouterr().err
+    assert "of another kind, costs; only those of sweeps are compared" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

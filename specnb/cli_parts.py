@@ -1,5 +1,7 @@
-"""Target and drafters by what the command line calls them."""
+"""What several commands share: target and drafters by name, and the types of options."""
 
+import argparse
+import json
 from pathlib import Path
 
 PAIR, SHIPPED_DRAFT = "smollm2", "smollm2-draft"
@@ -60,3 +62,36 @@ def _drafter(name, target, shipped, options):
     if is_draft(name):
         return ModelDrafter(load_draft(name, target))
     return ModelDrafter(CausalLM.from_pretrained(name, **options))
+
+
+def whole_numbers(text):
+    values = set()
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            values.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        values.clear()
+    if not values:
+        raise argparse.ArgumentTypeError(f"{text!r} names no numbers; write them like 0-8 or 1,2,4")
+    return sorted(values)
+
+
+def positive(text):
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def temperatures(text):
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of temperatures; write them like 0,0.7,1") from error
+
+
+def fields(text):
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"""{text!r} is no JSON object; write it like '{{"top_k": 0}}'""") from error
