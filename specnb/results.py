@@ -48,15 +48,16 @@ def write(path, result):
     os.replace(scratch, path)
 
 
-def load(path, kind=None):
-    """The result in `path`, of the kind its schema names, such as "sweep"; a ValueError where it is none of them."""
+def load(path, kind=None, made_by="specnb"):
+    """The result in `path`, of the kind its schema names, such as "sweep"; a ValueError where it is none of these."""
+    refusal = f"{path} is not a result of `{made_by}`"
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         found = kind_of(result)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no result file: {type(error).__name__} {error}") from error
+        raise ValueError(f"{refusal}: {type(error).__name__} {error}") from error
     if kind not in (None, found):
-        raise ValueError(f"{path} is not a result of `specnb {kind}`: its schema is {result['schema']!r}")
+        raise ValueError(f"{refusal}: its schema is {result['schema']!r}")
     return result
 
 

@@ -97,7 +97,7 @@ def run(
     result["settings"] = json.loads(json.dumps(settings))
     partial = out.with_name(out.name + ".partial")
     if partial.exists() and not restart:
-        begun = results.load(partial, KIND)
+        begun = load(partial)
         differing = [name for name in ("commit", "dirty", "settings") if begun[name] != result[name]]
         if differing:
             raise ValueError(
@@ -118,7 +118,7 @@ def run(
 
 def load(path):
     """The result of a suite in `path`; a ValueError where it is another file."""
-    return results.load(path, KIND)
+    return results.load(path, KIND, "specnb sweep --suite gpu")
 
 
 def origin(result):

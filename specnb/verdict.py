@@ -32,7 +32,7 @@ LOOP_PERCENT = 20  # Rows with a larger share of repeated 4-grams are loops: loo
 
 def load(path):
     """Read the result file of a sweep; a ValueError where it is none."""
-    return results.load(path, "sweep")
+    return results.load(path, "sweep", "specnb sweep")
 
 
 def frame(result, batch_size=1):

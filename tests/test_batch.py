@@ -218,9 +218,7 @@ def test_a_drafter_that_remembers_one_prompt_is_refused_by_name(tiny, make):
 def test_a_model_that_takes_no_mask_or_position_of_each_row_is_refused_by_name(tiny):
     target = tiny()
     target.model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(
-        ValueError, match="LlamaForCausalLM with flash_attention_2 attention takes no"
-    ):
+    with pytest.raises(ValueError, match="LlamaForCausalLM with flash_attention_2 attention takes no"):
         autoregressive(target, [[1], [2]], max_new_tokens=2)
 
 
