@@ -171,6 +171,7 @@ def _sweep(arguments):
             f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
             "or measure all the same with --force"
         )
+    measure = _measure_on_ray(arguments, device) if arguments.ray else None
     if arguments.suite:
         _costs(arguments, device, out.with_name("costs-gpu.json"))
     target, drafters = load(arguments, ["lookup", SHIPPED_DRAFT])
@@ -188,7 +189,7 @@ def _sweep(arguments):
         command=arguments.command_line,
         restart=arguments.restart,
         track=lambda steps: track(steps, description="measuring", update_period=1),
-        measure=_measure_on_ray(arguments, device) if arguments.ray else None,
+        measure=measure,
     )
     figure = arguments.figure or _figure_of(out)
     show_sweep(result, out, figure)

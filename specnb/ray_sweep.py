@@ -22,11 +22,18 @@ def measure_on(address, load, *, num_gpus=0, num_cpus=1, retries=3):
     num_gpus, num_cpus : numbers, of each cell
     retries : int
         How often Ray runs a cell again whose worker was lost.
+
+    Raises
+    ------
+    RuntimeError
+        Where Ray is not installed.
     """
+    try:
+        import ray
+    except ImportError as error:
+        raise RuntimeError("Ray is an optional extra and not installed here; pip install 'ray>=2.50'") from error
 
     def measure(target, drafters, plan, encoded, budgets, track):
-        import ray
-
         cells = {}
         for step in plan:
             cells.setdefault(sweep.cell_of(step), []).append(step)

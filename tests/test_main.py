@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 
 import pytest
 
@@ -57,6 +58,13 @@ def test_a_busy_machine_is_refused_unless_forced(folders, capsys, monkeypatch):
     assert main(arguments) == 1
     assert "80 % of the processor" in capsys.readouterr().err and not (folders / "data").exists()
     assert main([*arguments, "--force"]) == 0
+
+
+def test_a_ray_cluster_without_ray_is_refused_before_a_model_is_loaded(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("specnb.__main__.load", None)
+    assert main(["sweep", "--ray", "local", "--force", "--out", str(tmp_path / "r.json")]) == 1
+    assert "pip install 'ray>=2.50'" in capsys.readouterr().err
 
 
 def test_generate_streams_text_and_prints_the_rounds(folders, capsys):
