@@ -62,7 +62,7 @@ def test_a_busy_machine_is_refused_unless_forced(folders, capsys, monkeypatch):
 
 def test_a_ray_cluster_without_ray_is_refused_before_a_model_is_loaded(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("specnb.__main__.load", None)
+    monkeypatch.setattr("specnb.__main__.load", lambda *_: pytest.fail("a model was loaded"))
     assert main(["sweep", "--ray", "local", "--force", "--out", str(tmp_path / "r.json")]) == 1
     assert "pip install 'ray>=2.50'" in capsys.readouterr().err
 
