@@ -84,7 +84,8 @@ Made by `scripts/distill.py` (`make draft`); this card is written from `config.j
 | made for | {made_for["id"]}, sha256 {", ".join((made_for["sha256"] or {"unknown": "unknown"}).values())} |
 | those weights | Q4_1 above means: rounded to 4 bits and expanded again; the draft imitates the rounded model |
 | text | {how["text"]["num_tokens"]:,} tokens the target wrote itself, {how["text"]["num_held_out_tokens"]:,} more \
-held out; {how["text"]["worker_seconds"] / 60:.0f} worker-minutes |
+held out; {how["text"]["worker_seconds"] / 60:.0f} worker-minutes. The step `synthesise` with the same seed writes it \
+again: {how["text"]["num_shards"]} shards of {how["text"]["rows_per_shard"]} x {how["text"]["tokens_per_row"]} |
 | training | {last["tokens"]:,} tokens ({last["tokens"] / how["text"]["num_tokens"]:.1f} passes) in \
 {last["seconds"] / 60:.0f} min on {how["processor"]} |
 | command | `{how["command"]}`, seed {how["seed"]}, commit {(how["commit"] or "unknown")[:7]} |
