@@ -3,6 +3,7 @@
 import importlib
 import math
 import sys
+import time
 
 import pytest
 import torch
@@ -55,6 +56,19 @@ def test_the_reliability_of_a_draft_that_is_its_target_is_at_least_one_when_gree
     assert timing.reliability_of(target, drafter, [[1, 2, 3], [4, 5]], Sampling(temperature=0)) > 1
     at_one = timing.reliability_of(target, drafter, [[1, 2, 3], [4, 5]], Sampling())
     assert at_one > 1
+
+
+def test_the_bookkeeping_of_a_batch_is_a_part_of_its_time_and_grows_with_what_is_slow(timing, monkeypatch):
+    batches = importlib.import_module("bench_batches")
+    target = CausalLM(tiny_model("Llama", initializer_range=0.3))
+    drafter = ModelDrafter(CausalLM(tiny_model("Llama", layers=1, seed=1)))
+    prompts = [[1, 2, 3], [4], [5, 6]]
+    share = batches.bookkeeping(target, drafter, prompts, 2)
+    assert 0 < share < 1
+    rollback = batches.cache.BatchCache.rollback
+    slow = lambda self, length: (time.sleep(0.05), rollback(self, length))[1]  # noqa: E731
+    monkeypatch.setattr(batches.cache.BatchCache, "rollback", slow)
+    assert batches.bookkeeping(target, drafter, prompts, 2) > max(share, 0.5)  # a slow phase lands in its bucket
 
 
 def test_an_interval_holds_its_value_and_a_bar_is_asked_of_its_worse_end(timing):
