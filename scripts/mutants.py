@@ -152,8 +152,8 @@ MUTANTS = [
         "every logit computed in the prefill",
         "transformers #30860",
         "cache.py",
-        'options = {"logits_to_keep": num_logits} if self._can_keep else {}',
-        "options = {}",
+        'options["logits_to_keep"] = num_logits',
+        "pass",
     ),
     (
         "global random state read",
@@ -191,11 +191,18 @@ MUTANTS = [
         "<= torch.where(offset < 0, 0, slots).amax()",
     ),
     (
+        "keys written one slot early",
+        "transformers #47433 (the kind)",
+        "cache.py",
+        "stored[:, :, self.length : self.num_slots] = new",
+        "stored[:, :, max(self.length - 1, 0) : self.num_slots - (self.length > 0)] = new",
+    ),
+    (
         "a batch keeps the wrong rows",
         "the kind of vllm #11123",
         "cache.py",
-        "self.keys, self.values = self.keys[rows], self.values[rows]",
-        "self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]",
+        "layer.keys, layer.values = layer.keys[rows], layer.values[rows]",
+        "layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]",
     ),
 ]
 

@@ -2,10 +2,12 @@
 
 The one place that knows transformers' cache API, which moved between 5.13 and 5.40. It does not know devices, tokens
 or drafting. Read `specnb.models` next, which wraps a model around it.
+
+Every token has its own slot, allocated some way ahead: a forward copies no older keys, and a rollback moves a number.
 """
 
 import inspect
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
@@ -13,19 +15,20 @@ SLOTS_AT_ONCE = 64
 
 
 class Cache:
-    """transformers' dynamic cache of one row, from 5.13 to current: argument name, crop convention, logits to keep."""
+    """Keys and values of one row: the token at position i lies in slot i."""
 
-    def __init__(self, model):
-        from transformers import DynamicCache
+    def __init__(self, model, places=None):
+        from transformers.cache_utils import Cache as TransformersCache
 
-        self._model = model
-        self._cache = DynamicCache(config=model.config)
+        self._model, self._places = model, places or _OneRow()
+        # The layers know the places but not this object: without a cycle their memory is free as soon as it is dropped.
+        self._cache = TransformersCache(layer_class_to_replicate=partial(_slot_layer(), self._places))
         self._cache_name = cache_argument(model)
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
     def length(self):
-        return int(self._cache.get_seq_length())
+        return self._places.length
 
     @property
     def tensors(self):
@@ -33,39 +36,36 @@ class Cache:
         return [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
 
     def forward(self, ids, num_logits, num_new=None):  # One row is never padded: all its ids are new.
-        options = {"logits_to_keep": num_logits} if self._can_keep else {}
+        self._places.num_slots = self.length + ids.shape[1]
+        logits = self._call(ids, num_logits)
+        self._places.length = self._places.num_slots
+        return logits
+
+    def _call(self, ids, num_logits, **options):
+        if self._can_keep:
+            options["logits_to_keep"] = num_logits
         return self._model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache}, **options).logits
 
     def rollback(self, length):
-        if length < self.length:
-            # Subtle: a positive argument once meant the length to keep and is refused today; a negative one has
-            # always meant the number of tokens to remove.
-            self._cache.crop(length - self.length)
-            if self.length != length:
-                raise RuntimeError(f"the cache holds {self.length} tokens after a rollback to {length}")
+        self._places.length = min(self.length, length)
 
 
-class BatchCache:
-    """A cache of several rows of different lengths: every token has its own slot, so a rollback moves no data.
+class BatchCache(Cache):
+    """Keys and values of several rows of different lengths.
 
-    Row b's token at position i lies in slot i. A forward writes its keys at the positions after the row's length and
-    masks every slot beyond the query's position, whatever an earlier, rejected draft has left there.
+    A forward writes at the positions after each row's length and masks every slot beyond the query's position,
+    whatever an earlier, rejected draft has left there.
     """
 
     def __init__(self, model, batch):
-        from transformers.cache_utils import Cache as TransformersCache
-
-        config, parameters = model.config.get_text_config(), inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
         if "position_ids" not in parameters or model.config._attn_implementation not in ("sdpa", "eager"):
             raise ValueError(
                 f"{type(model).__name__} with {model.config._attn_implementation} attention takes no positions or no "
                 "mask of each row; for batches load it with attn_implementation='sdpa', or call once for each prompt"
             )
-        self._model, self.length = model, [0] * batch
-        self._layers = [_slot_layer()() for _ in range(config.num_hidden_layers)]
-        self._cache, self._cache_name = TransformersCache(layers=self._layers), cache_argument(model)
-        self._can_keep = "logits_to_keep" in parameters
-        self._longest = getattr(config, "max_position_embeddings", None)
+        super().__init__(model, _Ragged(batch))
+        self._longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     def forward(self, ids, num_logits, num_new=None):
         """`ids (batch, n)`, the last `num_new[b]` of a row real and those before them padding; None: all are real."""
@@ -74,7 +74,8 @@ class BatchCache:
         device = ids.device
         before = torch.tensor([self.length, [n - new for new in num_new]], device=device)[..., None]  # (2, batch, 1)
         offset = torch.arange(n, device=device) - before[1]  # (batch, n), negative for padding
-        num_slots = max(length + new for length, new in zip(self.length, num_new, strict=True)) + 1
+        after = [length + new for length, new in zip(self.length, num_new, strict=True)]
+        num_slots = max(after) + 1
         # Padding is written to the last slot, which no query sees.
         slots = torch.where(offset < 0, num_slots - 1, before[0] + offset)
         seen = torch.arange(num_slots, device=device) <= torch.where(offset < 0, 0, slots)[..., None]
@@ -82,52 +83,67 @@ class BatchCache:
         mask = torch.zeros(batch, 1, n, num_slots, dtype=self._model.dtype, device=device)
         mask.masked_fill_(~seen[:, None], lowest)
         positions = slots if self._longest is None else slots.clamp(max=self._longest - 1)
-        for layer in self._layers:
-            layer.slots, layer.num_slots = slots, num_slots
-        kept = {"logits_to_keep": num_logits} if self._can_keep else {}
-        logits = self._model(
-            input_ids=ids,
-            use_cache=True,
-            attention_mask=mask,
-            position_ids=positions,
-            **{self._cache_name: self._cache},
-            **kept,
-        ).logits
-        self.length = [length + new for length, new in zip(self.length, num_new, strict=True)]
+        self._places.slots, self._places.num_slots = slots, num_slots
+        logits = self._call(ids, num_logits, attention_mask=mask, position_ids=positions)
+        self._places.length = after
         return logits
 
     def rollback(self, length):
-        self.length = list(map(min, self.length, length))
+        self._places.length = list(map(min, self.length, length))
 
     def keep(self, rows):
-        self.length = [self.length[row] for row in rows]
-        for layer in self._layers:
-            layer.keep(rows)
+        self._places.length = [self.length[row] for row in rows]
+        for layer in self._cache.layers:
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+
+
+class _OneRow:
+    """Where the keys of a forward go: behind those of the tokens before."""
+
+    length = num_slots = 0
+
+    def write(self, stored, new):
+        stored[:, :, self.length : self.num_slots] = new
+
+
+class _Ragged:
+    """Where they go in a batch: `slots (batch, n)`."""
+
+    def __init__(self, batch):
+        self.length, self.num_slots, self.slots = [0] * batch, 0, None
+
+    def write(self, stored, new):
+        slots = self.slots.to(stored.device)
+        stored[torch.arange(len(slots), device=stored.device)[:, None], :, slots] = new.transpose(1, 2)
 
 
 @lru_cache(maxsize=1)
 def _slot_layer():
-    """The class of a layer whose keys are written to given slots; made when transformers is there."""
+    """The class of a layer whose keys are written to given places; made when transformers is there."""
     from transformers.cache_utils import DynamicLayer
 
     class SlotLayer(DynamicLayer):
+        def __init__(self, places):
+            super().__init__()
+            self.places = places
+
+        def get_seq_length(self):
+            return self.places.length
+
         def update(self, key_states, value_states, *args, **kwargs):
             if not self.is_initialized:
                 self.lazy_initialization(key_states, value_states)
                 self.keys, self.values = (x[:, :, :0] for x in (key_states, value_states))
-            missing = self.num_slots - self.keys.shape[2]
+            num_slots = self.places.num_slots
+            missing = num_slots - self.keys.shape[2]
             if missing > 0:  # Grown by many slots at a time, so that few forwards copy.
                 more = -(-missing // SLOTS_AT_ONCE) * SLOTS_AT_ONCE
                 self.keys, self.values = (
                     torch.cat([x, x.new_zeros(*x.shape[:2], more, x.shape[-1])], 2) for x in (self.keys, self.values)
                 )
-            rows = torch.arange(len(self.slots), device=self.slots.device)[:, None]
-            self.keys[rows, :, self.slots] = key_states.transpose(1, 2)
-            self.values[rows, :, self.slots] = value_states.transpose(1, 2)
-            return self.keys[:, :, : self.num_slots], self.values[:, :, : self.num_slots]
-
-        def keep(self, rows):
-            self.keys, self.values = self.keys[rows], self.values[rows]
+            self.places.write(self.keys, key_states)
+            self.places.write(self.values, value_states)
+            return self.keys[:, :, :num_slots], self.values[:, :, :num_slots]
 
     return SlotLayer
 

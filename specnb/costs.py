@@ -16,19 +16,21 @@ from specnb.timing import synchronize
 BAND = (20, 50, 80)  # Percentiles: a median, and a band that a few disturbed repeats do not move.
 
 
-def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, replay=False, seed=0, track=iter):
+def cost_curve(model, widths, context_lengths=(64,), *, batch=1, repeats=15, replay=False, seed=0, track=iter):
     """Time of one forward of `widths` new tokens after `context_lengths` tokens in the cache.
 
     Parameters
     ----------
     model : LanguageModel
     widths, context_lengths : sequences of int, at least 1
+    batch : int
+        Rows of each forward: `widths` new tokens in every one of them.
     repeats : int
         Each goes once through all contexts, ascending, and in each through all widths in random order; one more, the
         first, warms up and is thrown away.
     replay : bool
         Also time each forward as the replay of a CUDA graph, in turn with the other: what the device needs when
-        nothing waits for Python. For a `CausalLM` on CUDA.
+        nothing waits for Python. For one row of a `CausalLM` on CUDA.
     track : callable
         Wraps the repeats, such as `rich.progress.track`.
 
@@ -44,20 +46,20 @@ def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, replay=False
     ------
     ValueError
         Where the longest context and the widest forward do not fit the model's context, and for a replay on another
-        device than CUDA, before anything is timed.
+        device than CUDA or of a batch, before anything is timed.
     """
     widths, contexts = sorted(set(widths)), sorted(set(context_lengths))
-    _check(model, widths, contexts, repeats, replay)
+    _check(model, widths, contexts, batch, repeats, replay)
     generator = torch.Generator().manual_seed(seed)
     seconds = {(context, width): ([], []) for context in contexts for width in widths}
     recorded = {(c, w): _record(model, c, w, generator) for c, w in seconds} if replay else {}
     for repeat in track(range(repeats + 1)):
-        model.reset()
-        for context in contexts:
-            _timed_forward(model, context - model.length, 1, generator)
+        model.reset(*([] if batch == 1 else [batch]))
+        for before, context in zip([0, *contexts], contexts, strict=False):
+            _timed_forward(model, batch, context - before, 1, generator)
             for width in (widths[i] for i in torch.randperm(len(widths), generator=generator)):
-                taken = _timed_forward(model, width, width, generator)
-                model.rollback(context)
+                taken = _timed_forward(model, batch, width, width, generator)
+                model.rollback(context if batch == 1 else [context] * batch)
                 graph, _ = recorded.get((context, width), (None, None))
                 replayed = np.nan if graph is None else _timed(graph.replay, model.device)
                 if repeat:
@@ -71,9 +73,9 @@ def cost_curve(model, widths, context_lengths=(64,), *, repeats=15, replay=False
     return pd.DataFrame(lines)
 
 
-def _check(model, widths, contexts, repeats, replay):
-    if not widths or not contexts or min(widths[0], contexts[0], repeats) < 1:
-        raise ValueError("widths, context_lengths and repeats must be at least 1")
+def _check(model, widths, contexts, batch, repeats, replay):
+    if not widths or not contexts or min(widths[0], contexts[0], batch, repeats) < 1:
+        raise ValueError("widths, context_lengths, batch and repeats must be at least 1")
     if model.context_length is not None and widths[-1] + contexts[-1] > model.context_length:
         raise ValueError(
             f"{contexts[-1]} tokens in the cache and {widths[-1]} new ones do not fit the context of "
@@ -81,6 +83,8 @@ def _check(model, widths, contexts, repeats, replay):
         )
     if replay and model.device.type != "cuda":
         raise ValueError(f"only a forward on CUDA can be replayed as a graph, the model is on {model.device.type}")
+    if replay and batch > 1:
+        raise ValueError(f"the cache of a batch cannot be replayed as a graph; batch is {batch}, give 1 or no replay")
 
 
 def _record(model, context, width, generator):
@@ -89,8 +93,8 @@ def _record(model, context, width, generator):
     Each starts from a cache of its own, for a recorded forward is not run, and leaves keys that were never computed.
     """
     model.reset()
-    _timed_forward(model, context, 1, generator)
-    ids = _random_ids(model, width, generator)
+    _timed_forward(model, 1, context, 1, generator)
+    ids = _random_ids(model, 1, width, generator)
     model.forward(ids, num_logits=width)  # The first call of a shape tunes and allocates.
     model.rollback(context)
     reads, graph = (ids, *model.cache_tensors), torch.cuda.CUDAGraph()
@@ -104,12 +108,12 @@ def _record(model, context, width, generator):
     return graph, reads
 
 
-def _random_ids(model, width, generator):
-    return torch.randint(model.vocab_size, (1, width), generator=generator).to(model.device)
+def _random_ids(model, batch, width, generator):
+    return torch.randint(model.vocab_size, (batch, width), generator=generator).to(model.device)
 
 
-def _timed_forward(model, width, num_logits, generator):
-    ids = _random_ids(model, width, generator)
+def _timed_forward(model, batch, width, num_logits, generator):
+    ids = _random_ids(model, batch, width, generator)
     return _timed(lambda: model.forward(ids, num_logits=num_logits), model.device)
 
 

@@ -18,16 +18,16 @@ class Clockwork:
     def __init__(self):
         self.now, self.length, self.compiled, self.order = 0.0, 0, set(), []
 
-    def reset(self):
+    def reset(self, batch=1):
         self.length = 0
 
     def rollback(self, length):
-        self.length = length
+        self.length = length if isinstance(length, int) else max(length)
 
     def forward(self, ids, num_logits):
         width = ids.shape[1]
         self.order.append((self.length, width))
-        self.now += 1.0 + 0.1 * width + 0.01 * self.length + 50.0 * (width not in self.compiled)
+        self.now += 1.0 + 0.1 * ids.numel() + 0.01 * self.length + 50.0 * (width not in self.compiled)
         self.compiled.add(width)
         self.length += width
 
@@ -46,6 +46,14 @@ def test_the_curve_is_the_time_of_a_warm_forward_by_width_and_context(clockwork)
         assert line.sec == pytest.approx(1 + 0.1 * line.width + 0.01 * line.context)
         assert line.low_sec == pytest.approx(line.high_sec) and line.n == 5
     assert clockwork.length == 100  # every forward was taken back
+
+
+def test_a_batch_has_the_new_tokens_in_every_row(clockwork):
+    table = costs.cost_curve(clockwork, [1, 3], [10, 100], batch=4, repeats=3)
+    assert table.sec.tolist() == pytest.approx([1.5, 2.3, 2.4, 3.2])
+    model = CausalLM(tiny_model("Llama"))
+    assert len(costs.cost_curve(model, [1, 2], [4, 8], batch=3, repeats=2)) == 4
+    assert model.length == [8, 8, 8]
 
 
 def test_widths_are_interleaved_and_in_another_order_each_time(clockwork):
@@ -110,9 +118,12 @@ def test_on_cuda_the_clock_is_the_device_s(monkeypatch):
     assert log == ["idle", "record", "work", "record", "wait"]
 
 
-def test_only_cuda_can_replay(clockwork):
+def test_only_one_row_on_cuda_can_be_replayed(clockwork, monkeypatch):
     with pytest.raises(ValueError, match="only a forward on CUDA can be replayed as a graph, the model is on cpu"):
         costs.cost_curve(clockwork, [1], [10], replay=True)
+    monkeypatch.setattr(clockwork, "device", torch.device("cuda"))
+    with pytest.raises(ValueError, match="batch is 2, give 1 or no replay"):
+        costs.cost_curve(clockwork, [1], [10], batch=2, replay=True)
     assert clockwork.order == []
 
 
