@@ -50,14 +50,15 @@ def audit(mode, gguf, requests):
         )  # fmt: skip
     print(f"\n{mode}: {report}")
     settings = {**report.settings, "on": f"llama.cpp, {MODES[mode]}", "off": "llama.cpp, no drafts"}
-    kept = {**report.to_dict(), "settings": settings, "engine": engine(gguf), **came_to_be("make engine-llamacpp")}
+    kept = {**report.to_dict(), "settings": settings, "server": engine(gguf, mode), **came_to_be("make engine-llamacpp")}
     (OUT / f"llamacpp-audit-{mode}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def engine(gguf):
+def engine(gguf, mode):
     asked = [PYTHON, "-c", "from importlib.metadata import version; print(version('xllamacpp'))"]
     version = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    return {"name": "xllamacpp", "version": version, "weights": {gguf.name: file_sha256(gguf)}, "draft": "the target"}
+    about = {"name": "llama.cpp, from xllamacpp", "version": version, "weights": {gguf.name: file_sha256(gguf)}}
+    return {**about, "mode": MODES[mode], "draft": None if mode == "plain" else "the target"}
 
 
 def main():
@@ -74,7 +75,8 @@ def main():
             print(f"\n{mode}: {meaning}")
             result = serve_bench(
                 base, prompts, concurrencies=(1, 2, 4), requests=14, max_tokens=48, temperature=1.0,
-                options={**WHOLE, "seed": 0}, out=OUT / f"llamacpp-serve-{mode}.json", command="make engine-llamacpp",
+                options={**WHOLE, "seed": 0}, server=engine(gguf, mode), out=OUT / f"llamacpp-serve-{mode}.json",
+                command="make engine-llamacpp",
                 track=lambda levels, mode=mode: track(levels, description=f"serve {mode}", update_period=1),
             )  # fmt: skip
             show_serve(result, None, None)

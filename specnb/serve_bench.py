@@ -33,7 +33,7 @@ RULES = {
 
 def serve_bench(
     base, prompts, *, concurrencies=(1, 2, 4), requests=16, max_tokens=64, temperature=0.0, model=None, seconds=300,
-    timeout=60, options=None, out=None, command=None, track=iter,
+    timeout=60, options=None, server=None, out=None, command=None, track=iter,
 ):  # fmt: skip
     """Send `requests` streamed completions at each concurrency; a result with a row for each request.
 
@@ -48,6 +48,8 @@ def serve_bench(
     max_tokens, temperature, model, options : of each request; `options` are more fields
     seconds, timeout : numbers
         For each concurrency; for one request. When time is up no more requests are sent.
+    server : dict, optional
+        What is known of the server, such as version, weights and flags; kept in the file.
     out : path, optional
         Written after each concurrency, so that what is finished is kept.
     track : callable
@@ -74,7 +76,7 @@ def serve_bench(
     body = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "stream": True}
     body |= {"stream_options": {"include_usage": True}, **(options or {})}
     body = {name: value for name, value in body.items() if value is not None}
-    result = {**results.header(SCHEMA, command), "engine": None, "rule": None}
+    result = {**results.header(SCHEMA, command), "server": server, "engine": None, "rule": None}
     result |= {"settings": {**body, "requests": requests, "num_prompts": len(prompts), "seconds": seconds}}
     result |= {"levels": [], "rows": []}
     for concurrency in track(list(concurrencies)):

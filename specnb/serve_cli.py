@@ -21,6 +21,9 @@ def add_serve_bench(commands):
     parser.add_argument("--seconds", type=float, default=300, help="for each concurrency (default 300)")
     parser.add_argument("--timeout", type=float, default=60, help="for each request (default 60)")
     parser.add_argument("--options", type=fields, default={}, help="""more fields, as JSON, such as '{"top_k": 0}'""")
+    parser.add_argument(
+        "--server", type=fields, help="""what is known of it, kept in the file, as JSON, such as '{"version": "1.2"}'"""
+    )
     parser.add_argument("--out", type=Path, help="result file")
     parser.set_defaults(run=_run)
 
@@ -41,7 +44,7 @@ def _run(arguments):
         track=lambda levels: track(levels, description="asking", update_period=1),
         **{
             name: getattr(arguments, name)
-            for name in ("requests", "max_tokens", "temperature", "model", "seconds", "timeout", "options")
+            for name in ("requests", "max_tokens", "temperature", "model", "seconds", "timeout", "options", "server")
         },
     )
     show_serve(result, arguments.out, None)

@@ -164,12 +164,12 @@ def test_bad_input_is_refused_before_anything_is_sent(base, more, message):
 def test_what_is_finished_is_kept_and_the_command_prints_it(engine, tmp_path, capsys):
     out, server = tmp_path / "serve.json", engine(pause=0.001)
     command = ["serve-bench", "--endpoint", server.url, "--concurrency", "1,2", "--requests", "4", "--out", str(out)]
-    assert main(command) == 0
+    assert main([*command, "--server", '{"version": "1.2"}']) == 0
     shown = capsys.readouterr().out
     assert "tokens_per_sec" in shown and "token matching" in shown
     assert main(["report", str(out)]) == 0 and "token matching" in capsys.readouterr().out
     kept = json.loads(out.read_text())
-    assert len(kept["rows"]) == 8 and kept["command"].startswith("specnb serve-bench")
+    assert len(kept["rows"]) == 8 and kept["server"] == {"version": "1.2"} and kept["command"].startswith("specnb serve-bench")
 
     def interrupted(levels):
         yield levels[0]
