@@ -50,7 +50,8 @@ def audit(mode, gguf, requests):
         )  # fmt: skip
     print(f"\n{mode}: {report}")
     settings = {**report.settings, "on": f"llama.cpp, {MODES[mode]}", "off": "llama.cpp, no drafts"}
-    kept = {**report.to_dict(), "settings": settings, "server": engine(gguf, mode), **came_to_be("make engine-llamacpp")}
+    about = {"settings": settings, "server": engine(gguf, mode), **came_to_be("make engine-llamacpp")}
+    kept = {**report.to_dict(), **about}
     (OUT / f"llamacpp-audit-{mode}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 

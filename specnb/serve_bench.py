@@ -95,7 +95,8 @@ def serve_bench(
 async def _level(url, bodies, concurrency, seconds, timeout):
     import httpx
 
-    limits = httpx.Limits(max_connections=concurrency + 1)
+    # Many servers close a connection after 5 idle seconds, httpx by default too: a request could meet the closing.
+    limits = httpx.Limits(max_connections=concurrency + 1, keepalive_expiry=2)
     async with httpx.AsyncClient(
         trust_env=False, follow_redirects=False, timeout=min(timeout, seconds), limits=limits
     ) as client:
