@@ -199,7 +199,7 @@ class CausalLM:
 
     @property
     def cache_tensors(self):
-        """Keys and values of every layer, `(batch, heads, slots, head size)`: written in place while there are slots."""
+        """Keys and values of every layer, `(batch, heads, slots, head size)`, written in place while slots last."""
         return self._cache.tensors
 
     def reset(self, batch=1):
