@@ -38,8 +38,9 @@ def memory_budget(target, draft=None, *, context, batch=1, gamma=0, dtype="bfloa
     Notes
     -----
     Left out: other activations, of which the prefill of a long prompt needs most, and what an allocator keeps in
-    reserve. In a batch the cache grows by 64 tokens at a time. Attention with a kernel for groups of heads repeats
-    nothing; transformers' does wherever a mask is needed.
+    reserve. The cache grows by 64 tokens at a time; that is counted in a batch, where every row has it. Attention with
+    a kernel for groups of heads repeats nothing; transformers' does wherever several tokens need a mask, and in older
+    versions in a batch's plain steps too.
 
     Examples
     --------
