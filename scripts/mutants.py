@@ -152,7 +152,7 @@ MUTANTS = [
         "every logit computed in the prefill",
         "transformers #30860",
         "cache.py",
-        'options["logits_to_keep"] = keep',
+        'options["logits_to_keep"] = num_logits',
         "pass",
     ),
     (

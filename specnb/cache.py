@@ -43,11 +43,12 @@ class Cache:
 
     def _call(self, ids, num_logits, **options):
         if self._can_keep:
-            n = ids.shape[1]
-            # Indices copy the rows, where a number takes a view of them: of several, with gaps between, the product
-            # with the output head is on a CPU ten times slower.
-            keep = num_logits if len(ids) == 1 or num_logits == n else torch.arange(n - num_logits, n, device=ids.device)
-            options["logits_to_keep"] = keep
+            options["logits_to_keep"] = num_logits
+            batch, n = ids.shape
+            if batch > 1 and num_logits < n:
+                # A number takes a view, of rows with gaps between, whose product with the output head is ten times
+                # slower on a CPU; indices copy.
+                options["logits_to_keep"] = torch.arange(n - num_logits, n, device=ids.device)
         return self._model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache}, **options).logits
 
     def rollback(self, length):
