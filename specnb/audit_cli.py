@@ -31,6 +31,8 @@ def add_audit(commands):
     _add_greedy(engines.add_parser("greedy", help="ids of two greedy runs, from files"))
     for engine in engines.choices.values():
         engine.add_argument("--out", type=Path, help="write the report here too, as JSON")
+        known = """what is known of the engine, kept there, as JSON, such as '{"version": "1.2"}'"""
+        engine.add_argument("--server", type=fields, help=known)
 
 
 def _add_transformers(parser):
@@ -84,7 +86,7 @@ def _run(arguments):
     if arguments.out is not None:
         from specnb.results import came_to_be
 
-        kept = {**report.to_dict(), **came_to_be(arguments.command_line)}
+        kept = {**report.to_dict(), "server": arguments.server, **came_to_be(arguments.command_line)}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(kept, indent=1, allow_nan=False) + "\n")
     return report.exit_code

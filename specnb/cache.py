@@ -132,8 +132,9 @@ def _slot_layer():
             super().__init__()
             self.places = places
 
-        def get_seq_length(self):
-            return self.places.length
+        def get_seq_length(self):  # Of a batch nobody needs it: positions and mask are given.
+            length = self.places.length
+            return length if isinstance(length, int) else max(length)
 
         def update(self, key_states, value_states, *args, **kwargs):
             if not self.is_initialized:

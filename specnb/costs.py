@@ -56,7 +56,9 @@ def cost_curve(model, widths, context_lengths=(64,), *, batch=1, repeats=15, rep
     for repeat in track(range(repeats + 1)):
         model.reset(*([] if batch == 1 else [batch]))
         for before, context in zip([0, *contexts], contexts, strict=False):
-            _timed_forward(model, batch, context - before, 1, generator)
+            # As far as the widest forward will read, and back: none that is timed finds the cache full.
+            _timed_forward(model, batch, context - before + widths[-1], 1, generator)
+            model.rollback(context if batch == 1 else [context] * batch)
             for width in (widths[i] for i in torch.randperm(len(widths), generator=generator)):
                 taken = _timed_forward(model, batch, width, width, generator)
                 model.rollback(context if batch == 1 else [context] * batch)

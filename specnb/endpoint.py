@@ -90,14 +90,22 @@ def base_url(base):
     return base.rstrip("/").removesuffix("/v1")
 
 
+def client_options(concurrency, timeout):
+    """Of an httpx client that goes where it is told and nowhere else."""
+    import httpx
+
+    # Many servers close a connection after 5 idle seconds, httpx by default too: a request could meet the closing.
+    limits = httpx.Limits(max_connections=concurrency, keepalive_expiry=2)
+    return {"trust_env": False, "follow_redirects": False, "timeout": timeout, "limits": limits}
+
+
 def _ask(urls, body, n, concurrency, seconds, timeout, track):
     """{"on" and "off": list of (tokens, text)}; the servers are asked in turns, so that what drifts hits both."""
     import httpx
 
     deadline = time.monotonic() + seconds
-    limits = httpx.Limits(max_connections=concurrency)
     with (
-        httpx.Client(trust_env=False, follow_redirects=False, timeout=min(timeout, seconds), limits=limits) as client,
+        httpx.Client(**client_options(concurrency, min(timeout, seconds))) as client,
         ThreadPoolExecutor(concurrency) as pool,
     ):
         stopped = threading.Event()

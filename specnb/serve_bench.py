@@ -13,7 +13,7 @@ from collections import defaultdict
 import pandas as pd
 
 from specnb import results
-from specnb.endpoint import base_url
+from specnb.endpoint import base_url, client_options
 from specnb.latency import quantile
 
 SCHEMA = "specnb-serve/1"
@@ -95,11 +95,7 @@ def serve_bench(
 async def _level(url, bodies, concurrency, seconds, timeout):
     import httpx
 
-    # Many servers close a connection after 5 idle seconds, httpx by default too: a request could meet the closing.
-    limits = httpx.Limits(max_connections=concurrency + 1, keepalive_expiry=2)
-    async with httpx.AsyncClient(
-        trust_env=False, follow_redirects=False, timeout=min(timeout, seconds), limits=limits
-    ) as client:
+    async with httpx.AsyncClient(**client_options(concurrency + 1, min(timeout, seconds))) as client:
         (_, before), began = await _metrics(client, url), time.perf_counter()
         free, rows = asyncio.Semaphore(concurrency), []
 

@@ -492,10 +492,11 @@ def test_greedy_files_are_compared_and_the_exit_code_says_how(tmp_path, capsys):
     theirs = lines(tmp_path / "b.jsonl", [[1, 2, 3], [5]])
     assert main(["audit", "greedy", ours, ours]) == 0
     assert capsys.readouterr().out.startswith("tested: ")
-    assert main(["audit", "greedy", ours, theirs, "--out", str(tmp_path / "out" / "r.json")]) == 2
+    known = ["--server", '{"version": "1.2"}']
+    assert main(["audit", "greedy", ours, theirs, "--out", str(tmp_path / "out" / "r.json"), *known]) == 2
     report = json.loads((tmp_path / "out" / "r.json").read_text())
     assert report["verdict"] == "not explained by rounding" and report["differences"][0]["sequence"] == 1
-    assert list(report)[:2] == ["tested", "not_tested"]
+    assert list(report)[:2] == ["tested", "not_tested"] and report["server"] == {"version": "1.2"}
 
 
 def test_greedy_files_with_prompts_are_held_against_the_target(tmp_path, capsys):

@@ -56,6 +56,24 @@ def test_a_batch_has_the_new_tokens_in_every_row(clockwork):
     assert model.length == [8, 8, 8]
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_no_timed_forward_lets_the_cache_grow(batch):
+    """Which would be counted as a cost of its width, in every repeat where the context fills the slots."""
+    model, grown = CausalLM(tiny_model("Llama")), []
+    forward = model.forward
+
+    def watched(ids, num_logits):
+        slots = [tensor.shape[2] for tensor in model.cache_tensors]
+        logits = forward(ids, num_logits)
+        if ids.shape[1] == 1:
+            grown.append(slots != [tensor.shape[2] for tensor in model.cache_tensors])
+        return logits
+
+    model.forward = watched
+    costs.cost_curve(model, [1], [63, 64], batch=batch, repeats=2)
+    assert grown == [False] * 6
+
+
 def test_widths_are_interleaved_and_in_another_order_each_time(clockwork):
     costs.cost_curve(clockwork, [1, 2, 3, 4], [10], repeats=8)
     orders = [tuple(width for _, width in clockwork.order[start + 1 : start + 5]) for start in range(0, 45, 5)]
