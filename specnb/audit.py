@@ -6,7 +6,7 @@ Every `Report` begins with the property tested and the one that was not. `specnb
 
 import math
 import operator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from specnb import gof
 from specnb.timing import versions
@@ -46,9 +46,15 @@ class Report:
         return 0 if self.verdict in PASSES else 3 if self.verdict == "cannot test" else 2
 
     def to_dict(self):
-        """Fields as JSON knows them: what is not finite becomes None."""
+        """The schema of a file of it, and its fields as JSON knows them: what is not finite becomes None."""
         finite = {k: v for k, v in asdict(self).items() if not (isinstance(v, float) and not math.isfinite(v))}
-        return {**dict.fromkeys(asdict(self)), **finite, "differences": [_finite(d) for d in self.differences]}
+        kept = {**dict.fromkeys(asdict(self)), **finite, "differences": [_finite(d) for d in self.differences]}
+        return {"schema": "specnb-audit/1", **kept}
+
+    @classmethod
+    def from_dict(cls, kept):
+        """The report in a file of `specnb audit`, whatever else is kept there."""
+        return cls(**{about.name: kept[about.name] for about in fields(cls)})
 
     def __str__(self):
         lines = [f"tested: {self.tested}", f"not tested: {self.not_tested}", f"verdict: {self.verdict}"]

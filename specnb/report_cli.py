@@ -24,6 +24,8 @@ def _report(arguments):
         raise ValueError(f"{arguments.result} holds a result of another kind, {kind}; shown are {', '.join(SHOWN)}")
     if arguments.compare is not None and kind != "sweep":
         raise ValueError(f"{arguments.result} is a result of another kind, {kind}; only those of sweeps are compared")
+    if arguments.figure is not None and kind not in DRAWN:
+        raise ValueError(f"{arguments.result}: there is no figure of a result of kind {kind}; leave --figure out")
     SHOWN[kind](result, arguments.result, arguments.figure)
     if arguments.compare is not None:
         other = verdict.load(arguments.compare)
@@ -76,7 +78,7 @@ def _save(drawn, figure):
     drawn.savefig(figure, dpi=110)
 
 
-def show_serve(result, path, figure):
+def show_serve(result, *_):
     """The same for a running server: table, and by which rule it accepts."""
     from specnb.serve_bench import table
 
@@ -84,8 +86,16 @@ def show_serve(result, path, figure):
     print(f"engine: {result['engine'] or 'unknown, its /metrics say nothing of speculation'}")
     if result["rule"]:
         print(f"acceptance rule: {result['rule']}")
-    if figure is not None:
-        raise ValueError(f"{path}: there is no figure of a server's result; leave --figure out")
 
 
-SHOWN = {"sweep": show_sweep, "costs": show_costs, "serve": show_serve}
+def show_audit(result, *_):
+    """The same for an audit: what `specnb audit` printed when it was made, and of which engine it is."""
+    from specnb.audit import Report
+
+    print(Report.from_dict(result))
+    if result.get("server"):
+        print("engine: " + ", ".join(f"{key} {value}" for key, value in result["server"].items()))
+
+
+SHOWN = {"sweep": show_sweep, "costs": show_costs, "serve": show_serve, "audit": show_audit}
+DRAWN = ("sweep", "costs")

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -493,10 +494,25 @@ def test_greedy_files_are_compared_and_the_exit_code_says_how(tmp_path, capsys):
     assert main(["audit", "greedy", ours, ours]) == 0
     assert capsys.readouterr().out.startswith("tested: ")
     known = ["--server", '{"version": "1.2"}']
-    assert main(["audit", "greedy", ours, theirs, "--out", str(tmp_path / "out" / "r.json"), *known]) == 2
-    report = json.loads((tmp_path / "out" / "r.json").read_text())
+    out = str(tmp_path / "out" / "r.json")
+    assert main(["audit", "greedy", ours, theirs, "--out", out, *known]) == 2
+    printed = capsys.readouterr().out
+    assert main(["report", out]) == 0
+    assert capsys.readouterr().out == f"{printed}engine: version 1.2\n"
+    assert main(["report", out, "--figure", str(tmp_path / "r.png")]) == 1
+    assert "no figure of a result of kind audit" in capsys.readouterr().err and not (tmp_path / "r.png").exists()
+    report = json.loads(Path(out).read_text())
     assert report["verdict"] == "not explained by rounding" and report["differences"][0]["sequence"] == 1
-    assert list(report)[:2] == ["tested", "not_tested"] and report["server"] == {"version": "1.2"}
+    assert list(report)[:3] == ["schema", "tested", "not_tested"] and report["server"] == {"version": "1.2"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "data").rglob("*audit*.json")), ids=lambda p: p.stem
+)
+def test_every_audit_that_is_kept_can_be_shown(path, capsys):
+    assert main(["report", str(path)]) == 0
+    verdict = json.loads(path.read_text())["verdict"]
+    assert f"\nverdict: {verdict}\n" in capsys.readouterr().out
 
 
 def test_greedy_files_with_prompts_are_held_against_the_target(tmp_path, capsys):
