@@ -32,6 +32,15 @@ def test_a_shape_has_the_parameters_of_the_published_model(name):
     assert model.num_parameters() == PUBLISHED[name]
 
 
+@pytest.mark.parametrize("name", suite.SHAPES)
+def test_the_costs_of_a_published_shape_are_asked_for_whole_with_nothing_left_on_the_host(name):
+    """On the device that keeps shapes but no numbers: it refuses a tensor of another device, and to be read."""
+    options = {"widths": (1, 17), "contexts": (128, 4096), "repeats": 1, "replay": False, "dtype": torch.bfloat16}
+    described, rows = suite.measure(suite.SHAPES[name], name, torch.device("meta"), **options)
+    assert (described["num_params"], described["device"]) == (PUBLISHED[name], "meta")
+    assert [(row["context"], row["width"]) for row in rows] == [(128, 1), (128, 17), (4096, 1), (4096, 17)]
+
+
 def test_random_weights_are_those_of_the_class_and_never_zeros():
     model = suite.random_model(SHAPES["big"], "big", device="cpu", dtype=torch.float32).model
     for name, weights in model.named_parameters():

@@ -2,9 +2,15 @@ import types
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
-from specnb import timing
+from specnb import sampler, timing
+from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
+from specnb.models import CausalLM
+from specnb.probs import Sampling
+from specnb.sampler import speculative
 from specnb.timing import RoundClock
+from tests.conftest import tiny_model
 
 
 class FakeTime:
@@ -74,6 +80,62 @@ def test_a_host_clock_without_synchronisation_would_have_been_wrong():
     fake.synchronize()
     drafted, verified, other = clock.stop()
     assert drafted < 0.01 and verified < 0.01 and other > 2
+
+
+class OneRead(TorchFunctionMode):
+    """Stands in for a GPU: tensors without numbers, which refuse the host's and to be read.
+
+    Only the whole results of a round are handed over, made up and counted.
+    """
+
+    reads = 0
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        if function is torch.Tensor.tolist and arguments[0].is_meta:
+            self.reads += 1
+            return torch.ones(arguments[0].shape, dtype=torch.long, device="cpu").tolist()
+        return function(*arguments, **(options or {}))
+
+
+def on_a_device_that_is_not_the_host(seed=0):
+    with torch.device("meta"):
+        return CausalLM(tiny_model("Llama", seed=seed))
+
+
+PROCESSED = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.2, logit_bias={3: 1.0})
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(), PROCESSED], ids=["greedy", "T=1", "all"])
+@pytest.mark.parametrize("prompt", [[1, 2, 1, 2], [[1, 2, 1], [3, 4]]], ids=["one", "batch"])
+@pytest.mark.parametrize("name", ["plain", "draft", "lookup", "both"])
+def test_a_round_reads_the_device_once_and_nothing_else_leaves_it(name, prompt, sampling):
+    target, draft, lookup = (
+        on_a_device_that_is_not_the_host(),
+        ModelDrafter(on_a_device_that_is_not_the_host()),
+        PromptLookup(),
+    )
+    drafter = {"plain": None, "draft": draft, "lookup": lookup, "both": FirstOf(lookup, draft)}[name]
+    with OneRead() as device:
+        run = speculative(target, drafter, prompt, gamma=4 if drafter else 0, max_new_tokens=9, sampling=sampling)
+    assert device.reads == max(len(run.trace.rounds) for run in (run if isinstance(run, list) else [run]))
+
+
+class Reading(ModelDrafter):
+    """The negative control: it looks at its first draft before the round is over."""
+
+    def propose(self, *arguments):
+        ids, probs = super().propose(*arguments)
+        assert ids[0, 0].item() >= 0
+        return ids, probs
+
+
+def test_a_second_read_or_a_tensor_of_the_host_would_have_been_seen(monkeypatch):
+    target, draft = on_a_device_that_is_not_the_host(), on_a_device_that_is_not_the_host()
+    with OneRead(), pytest.raises(RuntimeError, match="meta"):
+        speculative(target, Reading(draft), [1], gamma=2, max_new_tokens=4)
+    monkeypatch.setattr(sampler, "_uniforms", lambda rows, counts, device: torch.rand(len(rows), max(counts)))
+    with OneRead(), pytest.raises(RuntimeError, match="meta"):
+        speculative(target, PromptLookup(), [1, 2, 1], gamma=2, max_new_tokens=4)
 
 
 def test_mps_synchronises_at_each_mark():
