@@ -50,8 +50,7 @@ def paired_ratio(arms, prompts, repeats):
 
 
 def ours(target, drafter, gamma, sampling, figure, seed=0):
-    def run(ids):
-        began = time.perf_counter()
+    def generate(ids):
         generation = speculative(
             target,
             drafter,
@@ -62,19 +61,15 @@ def ours(target, drafter, gamma, sampling, figure, seed=0):
             eos_ids=target.eos_ids,
             generator=torch.Generator().manual_seed(seed),
         )
-        return figure(time.perf_counter() - began, len(generation.ids), len(generation.trace.rounds))
+        return len(generation.ids)
 
-    return run
+    return _arm(target, figure, generate)
 
 
 def theirs(target, figure, **options):
-    """transformers' `generate()` on the same weights; rounds are the target's forwards."""
-    calls = []
-    target.model.register_forward_hook(lambda *_: calls.append(1))
+    """transformers' `generate()` on the same weights."""
 
-    def run(ids):
-        calls.clear()
-        began = time.perf_counter()
+    def generate(ids):
         with torch.inference_mode():
             out = target.model.generate(
                 torch.tensor([ids]),
@@ -83,17 +78,36 @@ def theirs(target, figure, **options):
                 pad_token_id=0,
                 **options,
             )
-        return figure(time.perf_counter() - began, out.shape[1] - len(ids), len(calls))
+        return out.shape[1] - len(ids)
+
+    return _arm(target, figure, generate)
+
+
+def _arm(target, figure, generate):
+    """An arm of `generate`, which returns how many tokens it made: `figure(seconds, decoding, tokens, rounds)`.
+
+    A round has one forward of the target; the first reads the prompt, and `decoding` are the seconds after it.
+    """
+    forwards = []
+
+    def run(ids):
+        forwards.clear()
+        with target.model.register_forward_hook(lambda *_: forwards.append(time.perf_counter())):
+            began = time.perf_counter()
+            tokens = generate(ids)
+            ended = time.perf_counter()
+        return figure(ended - began, ended - forwards[0], tokens, len(forwards))
 
     return run
 
 
-def tokens_per_sec(seconds, tokens, rounds):
+def tokens_per_sec(seconds, decoding, tokens, rounds):
     return tokens / seconds
 
 
-def sec_per_round(seconds, tokens, rounds):
-    return seconds / rounds
+def sec_per_round(seconds, decoding, tokens, rounds):
+    """Of the rounds that read no prompt, in which both arms do the same."""
+    return decoding / (rounds - 1)
 
 
 def random_draft(target):

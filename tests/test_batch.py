@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specnb import exact, sampler
+from specnb import cache, exact, sampler
 from specnb.adaptive import BelowThreshold, EarlyStop, Heuristic
 from specnb.battery import battery, independence
 from specnb.drafters import Drafter, FirstOf, ModelDrafter, PromptLookup
@@ -188,6 +188,18 @@ def test_rejected_drafts_left_in_the_cache_are_never_seen(tiny):
     for row, ids in enumerate([[1, 2, 8, 9], [4, 5, 6, 7, 10, 11]]):
         fresh.reset()
         assert torch.allclose(found[row], fresh.forward(torch.tensor([ids]), 2)[0], atol=1e-12)
+
+
+def test_padding_is_written_behind_every_row(tiny, monkeypatch):
+    """Where two tokens are written to one slot, which of them stays is the device's choice: the last on a CPU."""
+    write, written = cache._Ragged.write, []
+    monkeypatch.setattr(cache._Ragged, "write", lambda self, *new: (written.append(self.slots), write(self, *new)))
+    model = tiny(layers=1)
+    model.reset(2)
+    model.forward(torch.tensor([[0, 0, 5], [1, 2, 3]]), 1, num_new=[1, 3])
+    model.forward(torch.tensor([[6, 7], [0, 4]]), 1, num_new=[2, 1])
+    keys, values = (slots.tolist() for slots in written[::2]), (slots.tolist() for slots in written[1::2])
+    assert list(keys) == list(values) == [[[3, 3, 0], [0, 1, 2]], [[1, 2], [4, 3]]]
 
 
 def test_the_output_head_reads_rows_without_gaps(tiny):
