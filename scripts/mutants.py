@@ -145,8 +145,8 @@ MUTANTS = [
         "last of several maxima wins",
         "ohdearquant/lattice #280",
         "probs.py",
-        "first = first_maximum(scores)[:, None]",
-        "first = (scores.shape[-1] - 1 - scores.flip(-1).argmax(-1))[:, None]",
+        "top, first = scores.max(-1, keepdim=True)",
+        "top, first = scores.flip(-1).max(-1, keepdim=True); first = scores.shape[-1] - 1 - first",
     ),
     (
         "every logit computed in the prefill",

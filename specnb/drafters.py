@@ -10,7 +10,6 @@ from dataclasses import asdict
 import torch
 
 from specnb.models import check_same_vocabulary
-from specnb.probs import first_maximum
 from specnb.request import padded
 from specnb.rule import inverse_cdf
 
@@ -138,7 +137,7 @@ class ModelDrafter(Drafter):
             logits = self.model.forward(new_ids, num_logits=1, **ragged)[:, 0]  # (batch, vocab)
             probs.append(sampling.probs(logits, prefixes))
             # A one-hot row is drawn from without a running sum over the vocabulary.
-            drawn = first_maximum(probs[-1]) if sampling.is_greedy else inverse_cdf(probs[-1], uniforms[:, i])
+            drawn = probs[-1].max(-1).indices if sampling.is_greedy else inverse_cdf(probs[-1], uniforms[:, i])
             new_ids, ragged = drawn[:, None], {}  # (batch, 1)
             ids.append(new_ids)
             if i + 1 < gamma and self.ends_block(i, logits, new_ids):

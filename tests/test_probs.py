@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
-from specnb.probs import Sampling, first_maximum
+from specnb.probs import Sampling
 from tests.conftest import tiny_model
 
 LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
@@ -127,14 +127,14 @@ def test_a_row_of_nan_stays_visible():
         assert Sampling().probs(logits).isnan().any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("vocab", [1, 7, 256, 1000, 49152])
-def test_the_first_maximum_is_argmax_also_for_ties_infinities_and_nan(vocab):
+def test_greedy_takes_the_first_maximum_also_of_ties_infinities_and_nan(vocab, dtype):
     generator = torch.Generator().manual_seed(vocab)
-    scores = torch.randint(-3, 3, (40, vocab), generator=generator).double()  # full of ties
+    scores = torch.randint(-3, 3, (40, vocab), generator=generator).to(dtype)  # full of ties
     scores[1, vocab // 2 :] = torch.inf
     scores[2] = -torch.inf
     scores[3, vocab // 3] = torch.nan
-    first = torch.stack([(row == row.max()).nonzero()[0, 0] for row in scores[:3]])
-    assert first_maximum(scores)[:3].tolist() == first.tolist()
-    assert first_maximum(scores).tolist() == scores.argmax(-1).tolist()
-    assert first_maximum(scores)[3] == vocab // 3
+    first = [vocab // 3 if row.isnan().any() else (row == row.max()).nonzero()[0, 0] for row in scores]
+    rows, places = Sampling(temperature=0).probs(scores).ne(0).nonzero(as_tuple=True)  # NaN is not 0 either
+    assert rows.tolist() == list(range(40)) and places.tolist() == first
