@@ -149,7 +149,7 @@ def _bias_processor(biases, vocab, device):
 
 
 def _one_hot(scores, dtype):
-    # `max` gives the first of several that tie, and NaN before all; it is the fastest of torch's ways to find it.
+    # `max` gives the first of several that tie, and NaN before all; in bfloat16 on a CPU `argmax` takes twice as long.
     top, first = scores.max(-1, keepdim=True)
     # Subtle: top - top is 0 where the row is sound and NaN where its maximum is NaN or infinite, so that whoever uses
     # the row can see it.

@@ -97,9 +97,10 @@ class OneRead(TorchFunctionMode):
         return function(*arguments, **(options or {}))
 
 
-def on_a_device_that_is_not_the_host(seed=0):
+def elsewhere():
+    """A model on a device that is not the host."""
     with torch.device("meta"):
-        return CausalLM(tiny_model("Llama", seed=seed))
+        return CausalLM(tiny_model("Llama"))
 
 
 PROCESSED = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.2, logit_bias={3: 1.0})
@@ -109,11 +110,7 @@ PROCESSED = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition
 @pytest.mark.parametrize("prompt", [[1, 2, 1, 2], [[1, 2, 1], [3, 4]]], ids=["one", "batch"])
 @pytest.mark.parametrize("name", ["plain", "draft", "lookup", "both"])
 def test_a_round_reads_the_device_once_and_nothing_else_leaves_it(name, prompt, sampling):
-    target, draft, lookup = (
-        on_a_device_that_is_not_the_host(),
-        ModelDrafter(on_a_device_that_is_not_the_host()),
-        PromptLookup(),
-    )
+    target, draft, lookup = elsewhere(), ModelDrafter(elsewhere()), PromptLookup()
     drafter = {"plain": None, "draft": draft, "lookup": lookup, "both": FirstOf(lookup, draft)}[name]
     with OneRead() as device:
         run = speculative(target, drafter, prompt, gamma=4 if drafter else 0, max_new_tokens=9, sampling=sampling)
@@ -130,7 +127,7 @@ class Reading(ModelDrafter):
 
 
 def test_a_second_read_or_a_tensor_of_the_host_would_have_been_seen(monkeypatch):
-    target, draft = on_a_device_that_is_not_the_host(), on_a_device_that_is_not_the_host()
+    target, draft = elsewhere(), elsewhere()
     with OneRead(), pytest.raises(RuntimeError, match="meta"):
         speculative(target, Reading(draft), [1], gamma=2, max_new_tokens=4)
     monkeypatch.setattr(sampler, "_uniforms", lambda rows, counts, device: torch.rand(len(rows), max(counts)))
