@@ -26,7 +26,10 @@ def _report(arguments):
         raise ValueError(f"{arguments.result} is a result of another kind, {kind}; only those of sweeps are compared")
     if arguments.figure is not None and kind not in DRAWN:
         raise ValueError(f"{arguments.result}: there is no figure of a result of kind {kind}; leave --figure out")
-    SHOWN[kind](result, arguments.result, arguments.figure)
+    try:
+        SHOWN[kind](result, arguments.result, arguments.figure)
+    except KeyError as missing:
+        raise ValueError(f"{arguments.result} is no whole result of kind {kind}: it lacks {missing}") from missing
     if arguments.compare is not None:
         other = verdict.load(arguments.compare)
         print(f"\nbeside it, b: {verdict.origin(other)}")

@@ -7,6 +7,7 @@ import pytest
 from specnb.__main__ import main
 from specnb.models import CausalLM
 from specnb.pruned import PrunedLM, made_for, save_draft
+from specnb.report_cli import SHOWN
 from tests.conftest import tiny_model
 from tests.test_models import WORDS, tokenizer_of
 
@@ -101,6 +102,14 @@ def test_errors_are_one_line_and_say_what_was_wrong(arguments, message, capsys, 
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_result_that_is_not_whole_is_named_with_what_it_lacks(kind, tmp_path, capsys):
+    (tmp_path / "cut.json").write_text(json.dumps({"schema": f"specnb-{kind}/1"}))
+    assert main(["report", str(tmp_path / "cut.json")]) == 1
+    error = capsys.readouterr().err
+    assert f"cut.json is no whole result of kind {kind}: it lacks '" in error and "Traceback" not in error
 
 
 @pytest.mark.parametrize(
