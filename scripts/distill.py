@@ -308,7 +308,10 @@ def learning_rate(step, steps, peak, warm_up=50):
     return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def train(draft, text, work, *, tokens, rows=16, peak=1.5e-3, seed=0, log_every=20, evaluate_every=100, autocast=True):
+def train(
+    draft, text, work, *,
+    tokens, rows=16, peak=1.5e-3, seed=0, log_every=20, evaluate_every=100, autocast=True, track=iter,
+):  # fmt: skip
     """Train the layers and the norm of a `PrunedLM` in place; a killed run goes on from its last checkpoint.
 
     Parameters
@@ -319,6 +322,9 @@ def train(draft, text, work, *, tokens, rows=16, peak=1.5e-3, seed=0, log_every=
         For `checkpoint.safetensors` and `training.jsonl`.
     tokens : int
         Written tokens to train on, passes over the same text counted each time.
+    track : callable
+        Wraps the steps, such as `rich.progress.track`. In a notebook its bar is a widget that sends some forty
+        messages a second, and a front end that reads them only after the cell, as nbval does, loses the last.
     """
     shards, held_out = text
     model, head = draft.model.base_model, draft.model.lm_head.weight
@@ -341,7 +347,7 @@ def train(draft, text, work, *, tokens, rows=16, peak=1.5e-3, seed=0, log_every=
     log, checkpoint = work / "training.jsonl", work / "checkpoint.safetensors"
     first, seconds = restore(checkpoint, optimizers, trained, log)
     began = time.monotonic() - seconds
-    for step in track(range(first, steps), description="train"):
+    for step in track(range(first, steps)):
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = learning_rate(step, steps, optimizer.defaults["lr"])
         shard, chosen = batch_at(shards, rows, seed, step)
@@ -483,7 +489,10 @@ def build_and_train(target, out, work, arguments):
     ids, covered = frequent_ids(text[0], arguments.vocabulary, always=target.eos_ids)
     layers = [int(layer) % len(target.model.base_model.layers) for layer in arguments.layers.split(",")]
     draft = PrunedLM(target, layers, ids)
-    train(draft, text, work, tokens=arguments.train_tokens, seed=arguments.seed)
+    train(
+        draft, text, work, tokens=arguments.train_tokens, seed=arguments.seed,
+        track=lambda steps: track(steps, description="train"),
+    )  # fmt: skip
     how = {
         **results.came_to_be(command()),
         "seed": arguments.seed,
