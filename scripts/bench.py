@@ -99,7 +99,7 @@ def suite_transformers():
                 ours(target, ModelDrafter(CausalLM(draft)), gamma, sampling, sec_per_round),
                 theirs(target, sec_per_round, assistant_model=draft, **options),
             )
-            ratios = paired_ratio(arms, prompts, 3)
+            ratios = paired_ratio(arms, prompts, 6)
             title = f"random 2-layer draft gamma {gamma}, time/round over generate(assistant_model), {name}"
             rows.append(row(title, interval(ratios), bar, at_least=False))
     for gamma in (4, 8):
