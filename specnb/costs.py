@@ -32,7 +32,7 @@ def cost_curve(model, widths, context_lengths=(64,), *, batch=1, repeats=15, rep
         Also time each forward as the replay of a CUDA graph, in turn with the other: what the device needs when
         nothing waits for Python. For one row of a `CausalLM` on CUDA.
     track : callable
-        Wraps the repeats, such as `rich.progress.track`.
+        Wraps the repeats, such as `rich.progress.track`, and may end them early, after two.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def cost_curve(model, widths, context_lengths=(64,), *, batch=1, repeats=15, rep
     lines = []
     for (context, width), (taken, replayed) in seconds.items():
         low, median, high = np.percentile(taken, BAND)
-        line = {"context": context, "width": width, "sec": median, "low_sec": low, "high_sec": high, "n": repeats}
+        line = {"context": context, "width": width, "sec": median, "low_sec": low, "high_sec": high, "n": len(taken)}
         lines.append({**line, "graph_sec": np.median(replayed)})
     return pd.DataFrame(lines)
 

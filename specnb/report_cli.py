@@ -55,6 +55,8 @@ def show_sweep(result, path, figure):
     if failed:
         print(f"{len(failed)} of {len(result['rows'])} rows did not finish; the first: {failed[0]['status']}")
     print(verdict.origin(result))
+    if left_out := result["settings"].get("prompts_left_out"):
+        print(f"{len(left_out)} more prompts were left out: {', '.join(left_out)}")
     print(verdict.report(rows))
     if figure is not None:
         title = f"{verdict.origin(result)}; {path.name}"

@@ -15,7 +15,7 @@ import torch
 from specnb import results
 from specnb.costs import cost_curve, floor
 from specnb.models import CausalLM, default_dtype
-from specnb.timing import gpu_state, peak_memory_bytes, reset_peak_memory
+from specnb.timing import gpu_state, in_time, peak_memory_bytes, reset_peak_memory
 
 SCHEMA, KIND = "specnb-costs/1", "costs"
 ACCEPTANCE = "not measured: the weights are random, only costs are real"
@@ -67,7 +67,7 @@ def random_model(shape, name, *, device, dtype=None):
 
 def run(
     out, *, device, shapes=SHAPES, pairs=PAIRS, widths=WIDTHS, contexts=CONTEXTS, repeats=15, replay=True, dtype=None,
-    command=None, restart=False, track=iter,
+    command=None, restart=False, track=iter, seconds=math.inf,
 ):  # fmt: skip
     """Cost curves of every model of `pairs`, each by itself on the device, and its peak memory, to a result file.
 
@@ -79,6 +79,8 @@ def run(
         As in `cost_curve`: also as CUDA graphs.
     track : callable
         Wraps the names of the models still to be measured.
+    seconds : float
+        For the whole call: each model gets its share, and fewer `repeats` where it is short; a row's `n` says how many.
 
     Returns
     -------
@@ -90,6 +92,7 @@ def run(
     ValueError
         For a partial file with other settings.
     """
+    end = time.monotonic() + seconds
     out, device = Path(out), torch.device(device)
     settings = {"pairs": pairs, "widths": widths, "contexts": contexts, "repeats": repeats, "replay": replay}
     settings |= {"device": str(device), "dtype": str(dtype or default_dtype(device)).removeprefix("torch.")}
@@ -105,8 +108,11 @@ def run(
                 "throw it away with --restart"
             )
         result = begun
-    for name in track([name for pair in pairs for name in pair if name not in result["models"]]):
-        described, rows = measure(shapes[name], name, device, widths, contexts, repeats, replay, dtype)
+    left = [name for pair in pairs for name in pair if name not in result["models"]]
+    for done, name in enumerate(track(left)):
+        now = time.monotonic()
+        share = now + (end - now) / (len(left) - done)
+        described, rows = measure(shapes[name], name, device, widths, contexts, repeats, replay, dtype, share)
         result["models"][name] = described
         result["rows"] += rows
         results.write(partial, result)
@@ -129,12 +135,13 @@ def origin(result):
     return f"{device}; {', '.join(sorted(dtypes))}, random weights; commit {(result['commit'] or 'unknown')[:7]}"
 
 
-def measure(shape, name, device, widths, contexts, repeats, replay, dtype):
-    """(description, rows) of one model, which is made here and let go."""
+def measure(shape, name, device, widths, contexts, repeats, replay, dtype, end=math.inf):
+    """(description, rows) of one model, which is made here and let go; `end` as of `in_time`."""
     reset_peak_memory(device)
     began = time.monotonic()
     model = random_model(shape, name, device=device, dtype=dtype)
-    curve = cost_curve(model, widths, contexts, repeats=repeats, replay=replay)
+    in_share = lambda turns: in_time(turns, end, lambda turn: max(turn, 1))  # noqa: E731 - the first only warms up
+    curve = cost_curve(model, widths, contexts, repeats=repeats, replay=replay, track=in_share)
     floors = pd.concat([floor(model, widths, context).assign(context=context) for context in contexts])
     rows = curve.merge(floors[["context", "width", "floor_sec"]], on=["context", "width"])
     rows.insert(0, "model", name)

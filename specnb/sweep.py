@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import time
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from specnb import results
 from specnb.probs import Sampling
 from specnb.request import check_prompt
 from specnb.sampler import speculative
-from specnb.timing import gpu_state
+from specnb.timing import gpu_state, in_time
 
 SCHEMA = "specnb-sweep/1"
 # What must be the same for rows to share one file.
@@ -32,7 +33,7 @@ OUT_OF_MEMORY = re.compile("out of memory|(not enough|can't allocate) memory|ALL
 
 def run(
     target, drafters, prompts, *, out, gammas, temperatures, batches=(1,), max_new_tokens=None, repeats=1, seed=0,
-    command=None, restart=False, track=iter, measure=None,
+    command=None, restart=False, track=iter, measure=None, seconds=math.inf,
 ):  # fmt: skip
     """Measure every cell of drafter x gamma x temperature x batch on every prompt; returns what is written to `out`.
 
@@ -55,12 +56,18 @@ def run(
         Wraps the list of measurements, to show progress.
     measure : callable, optional
         In the place of `in_turn`, such as `ray_sweep.measure_on(...)`.
+    seconds : float
+        For the whole call, from here on. Prompts for which the time would not do are left out, and named under
+        `prompts_left_out` in the settings; the others are measured in every cell. The first is in any case.
 
     Raises
     ------
     ValueError
         Before anything is measured: for what does not fit or cannot work, an unfinished run of other settings.
     """
+    end = time.monotonic() + seconds
+    if measure is not None and seconds < math.inf:
+        raise ValueError("only what is measured in turn can be bounded in time; leave out `seconds`, or `measure`")
     if repeats < 1 or (max_new_tokens is not None and max_new_tokens < 1):
         raise ValueError(f"repeats and max_new_tokens must be at least 1, got {repeats} and {max_new_tokens}")
     batches = sorted(set(batches))
@@ -80,10 +87,14 @@ def run(
     done = set(map(_key, rows))
     plan = [step for step in _plan(cells, prompts, repeats, seed) if _key(step) not in done]
     budgets = {name: prompt["max_new_tokens"] for name, prompt in described.items()}
-    for measured in (measure or in_turn)(target, drafters, plan, encoded, budgets, track):
+    bounded = track if measure else lambda steps: in_time(track(steps), end, lambda step: step["block"])
+    for measured in (measure or in_turn)(target, drafters, plan, encoded, budgets, bounded):
         _append(partial, measured)  # A batch is one line: it is there whole or not at all.
         rows += measured
     header["environment"]["gpus_after"] = gpu_state()
+    if left_out := [name for name in described if name not in {row["prompt_id"] for row in rows}]:
+        kept = {name: prompt for name, prompt in described.items() if name not in left_out}
+        header["settings"] = {**header["settings"], "prompts": kept, "prompts_left_out": left_out}
     result = {**header, "rows": sorted(rows, key=lambda row: row["order"])}
     results.write(out, result)
     partial.unlink()
@@ -140,15 +151,17 @@ def _cells(drafters, gammas, temperatures, batches):
 def _plan(cells, prompts, repeats, seed):
     """Every measurement in order: all cells of a prompt together, starting one cell further for each prompt.
 
-    So slow drifts of the machine fall on all cells alike. A batch is measured with its first prompt.
+    So slow drifts of the machine fall on all cells alike. A batch is measured with its first prompt. After a
+    whole block all cells have seen the same prompts.
     """
-    plan = []
+    plan, block_size = [], math.lcm(*(cell["batch_size"] for cell in cells))
     for turn, (repeat, index) in enumerate(product(range(repeats), range(len(prompts)))):
         start = turn % len(cells)
         for cell in cells[start:] + cells[:start]:
             together = [prompt.id for prompt in prompts[index : index + cell["batch_size"]]]
             if index % cell["batch_size"] == 0 and len(together) == cell["batch_size"]:
                 where = {"prompt_ids": together, "repeat": repeat, "order": len(plan)}
+                where["block"] = (repeat, index // block_size)
                 plan.append({**cell, **where, "seed": seed + 1000 * repeat + index})
     return plan
 

@@ -24,6 +24,18 @@ def tiny_model(family, *, layers=2, seed=0, **options):
     return getattr(transformers, f"{family}ForCausalLM")(config).double()
 
 
+class FakeClock:
+    """A clock that stands still until it is moved, in seconds."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def advance(self, seconds):
+        self.now += seconds
+
+
 @pytest.fixture
 def tiny():
     """A function that builds a fresh `CausalLM`: family, then options of `tiny_model`."""

@@ -1,12 +1,14 @@
 """The suite of cost curves, on a CPU and at sizes that take no time; its replays need a GPU."""
 
 import json
+import time
 
 import pytest
 import torch
 
-from specnb import suite
+from specnb import costs, suite, sweep
 from specnb.__main__ import main
+from tests.conftest import FakeClock
 
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 97}
 SHAPES = {
@@ -58,6 +60,21 @@ def test_a_file_of_costs_says_that_acceptance_was_not_measured(tmp_path):
     assert all(r["sec"] > 0 and r["floor_sec"] > 0 and r["graph_sec"] is None for r in kept["rows"])
 
 
+def test_a_suite_short_of_time_repeats_less_and_leaves_no_model_out(tmp_path, monkeypatch):
+    clock, forward = FakeClock(), costs._timed_forward
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(costs, "_timed_forward", lambda *arguments: clock.advance(1) or forward(*arguments))
+    options = {**OPTIONS, "repeats": 15}  # of 2 contexts, each read once, with 3 widths: 8 seconds
+    whole = suite.run(tmp_path / "whole.json", **options)["rows"]
+    assert {row["n"] for row in whole} == {15} and clock.now == 2 * 16 * 8
+    clock.now = 0
+    short = suite.run(tmp_path / "short.json", **options, seconds=120)["rows"]
+    assert len(short) == len(whole) and clock.now <= 120
+    assert {row["n"] for row in short} == {5, 7}  # What the first left of its 60 seconds is the second's.
+    none = suite.run(tmp_path / "none.json", **options, seconds=0)["rows"]
+    assert len(none) == len(whole) and {row["n"] for row in none} == {1}
+
+
 def test_a_killed_suite_goes_on_with_the_next_model(tmp_path, monkeypatch):
     measure, measured = suite.measure, []
 
@@ -106,3 +123,18 @@ def test_report_shows_costs_and_draws_them(tmp_path, capsys):
 def test_without_a_gpu_the_suite_is_refused_before_anything_is_loaded(capsys):
     assert main(["sweep", "--suite", "gpu"]) == 1
     assert "the suite needs a CUDA device, and this is cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "costs_get", "sweep_gets"), [([], 270, 350), (["--seconds", "100"], 60, 0)])
+def test_costs_and_sweep_share_the_time_of_the_suite(tmp_path, monkeypatch, asked, costs_get, sweep_gets):
+    clock, given = FakeClock(), []
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr("specnb.models.available_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("specnb.__main__.load", lambda *_: (None, {}))
+    monkeypatch.setattr("specnb.__main__.show_costs", lambda *_: None)
+    monkeypatch.setattr("specnb.__main__.show_sweep", lambda *_: None)
+    monkeypatch.setattr(suite, "run", lambda *_, **options: clock.advance(100) or given.append(options["seconds"]))
+    monkeypatch.setattr(sweep, "run", lambda *_, **options: given.append(options["seconds"]))
+    command = ["sweep", "--suite", "gpu", "--force", "--out", str(tmp_path / "r.json"), *asked]
+    assert main(command) == 0
+    assert given == [costs_get, sweep_gets] and clock.now <= 480

@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 import time
@@ -9,11 +10,12 @@ import pytest
 import torch
 
 from specnb import sweep, theory, verdict
+from specnb.__main__ import main
 from specnb.compare import compare
 from specnb.drafters import ModelDrafter, PromptLookup
 from specnb.models import CausalLM
 from specnb.prompts import load_prompts
-from tests.conftest import VOCAB, tiny_model
+from tests.conftest import VOCAB, FakeClock, tiny_model
 from tests.test_models import WORDS, tokenizer_of
 
 OPTIONS = {"gammas": [0, 1, 3], "temperatures": [0, 1], "max_new_tokens": 6}
@@ -138,6 +140,35 @@ def test_a_cell_that_runs_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path,
     status = pd.DataFrame(result["rows"]).groupby("gamma").status.unique()
     assert status[3].tolist() == ["out of memory"] and status[0].tolist() == status[1].tolist() == ["ok"]
     assert set(verdict.frame(result).gamma) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "batches", "kept"),
+    [(0, [1], 1), (25, [1], 2), (40, [1], 4), (0, [1, 2], 2), (math.inf, [1], 4)],
+)
+def test_a_bounded_sweep_ends_in_time_with_whole_prompts_and_names_the_rest(
+    tmp_path, prompts, monkeypatch, capsys, seconds, batches, kept
+):
+    clock, measure = FakeClock(), sweep._measure
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(sweep, "_measure", lambda *arguments: clock.advance(1) or measure(*arguments))
+    options = {**OPTIONS, "batches": batches, "seconds": seconds}
+    result = sweep.run(*make_pair(), prompts, out=tmp_path / "r.json", **options)
+    rows = pd.DataFrame(result["rows"])
+    assert list(result["settings"]["prompts"]) == [f"p{i}" for i in range(kept)] == list(rows.prompt_id.unique())
+    assert (rows.groupby("prompt_id").size() == 10 * len(batches)).all()
+    left_out = result["settings"].get("prompts_left_out", [])
+    assert left_out == [f"p{i}" for i in range(kept, 4)]
+    assert seconds == 0 or clock.now <= seconds
+    assert main(["report", str(tmp_path / "r.json")]) == 0
+    named = f"{len(left_out)} more prompts were left out: {', '.join(left_out)}"
+    assert (named in capsys.readouterr().out) == bool(left_out and batches == [1])
+
+
+def test_a_bound_in_time_is_for_what_is_measured_in_turn(tmp_path, prompts):
+    with pytest.raises(ValueError, match="leave out `seconds`, or `measure`"):
+        sweep.run(*make_pair(), prompts, out=tmp_path / "r.json", seconds=9, measure=sweep.in_turn, **OPTIONS)
+    assert not list(tmp_path.glob("r.json*"))
 
 
 def test_running_out_of_memory_is_recognised_by_every_name():

@@ -10,7 +10,27 @@ from specnb.models import CausalLM
 from specnb.probs import Sampling
 from specnb.sampler import speculative
 from specnb.timing import RoundClock
-from tests.conftest import tiny_model
+from tests.conftest import FakeClock, tiny_model
+
+
+def test_a_bounded_loop_begins_no_block_that_would_end_too_late(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(timing.time, "monotonic", clock)
+
+    def given(lengths, end):
+        """Which steps are given; a step (block, seconds) takes its seconds."""
+        clock.now, done = 0.0, []
+        for step in timing.in_time(lengths, end, lambda step: step[0]):
+            clock.advance(step[1])
+            done.append(step[0])
+        return "".join(done)
+
+    steps = [("a", 1), ("a", 1), ("b", 2), ("b", 2), ("c", 1), ("a", 1)]
+    assert given(steps, 100) == given(steps, 11) == "aabbca"
+    assert given(steps, 10.9) == "aabbc"  # The last might take 4, as b did.
+    assert given(steps, 9.9) == "aabb"
+    assert given(steps, 3.9) == given(steps, 0) == given(steps, -1) == "aa"
+    assert given([], 5) == ""
 
 
 class FakeTime:
