@@ -18,7 +18,8 @@ from specnb.costs import cost_curve
 from specnb.drafters import FirstOf, PromptLookup
 from specnb.models import load_pair
 from specnb.prompts import load_prompts
-from specnb.sampler import speculative
+from specnb.rule import verify_unchecked
+from specnb.sampler import rounds, speculative
 
 GAMMAS = range(1, 9)
 CONTEXT = 128  # Tokens in the cache where costs are measured: about the middle of the prompts' answers.
@@ -38,39 +39,37 @@ def suite():
 # ------------------------------------------------------------------------------------------------- the ceiling
 
 
-def ceilings(target, drafter, prompts, gamma=4, bare_rounds=12):
+def ceilings(target, drafter, prompts, gamma=4):
     """Achieved over possible: the time that bare forwards of the same widths take, over that of whole rounds.
 
-    Only rounds with a full block count, the first, with its prefill, left out. The bare forwards of a prompt follow
-    its rounds, at a cache length within its answer.
+    Only rounds with a full block count, the first, with its prefill, left out; each is followed by its bare forwards.
     """
     for title, sampling, bar in (("greedy", GREEDY, 0.95), ("T=1", AT_ONE, 0.90)):
         ratios = []
         for index, ids in enumerate(track([prompts[0], *prompts], description=f"ceiling {title}")):
             generator = torch.Generator().manual_seed(index)
-            trace = speculative(
-                target, drafter, ids, gamma=gamma, max_new_tokens=2 * TOKENS, sampling=sampling, generator=generator
-            ).trace
-            whole = [r.total_sec for r in trace.rounds[1:] if r.num_drafted == gamma]
-            bare = [bare_round(target, drafter.model, len(ids) + TOKENS, gamma) for _ in range(bare_rounds)]
-            ratios.append(np.mean(bare) / np.mean(whole))
+            pairs = [
+                (bare_round(target, drafter.model, gamma), r.total_sec, r.num_drafted)
+                for r in rounds(
+                    target, drafter, ids, gamma=gamma, max_new_tokens=2 * TOKENS, sampling=sampling, generator=generator
+                )
+            ]
+            bare, whole, _ = np.array([pair for pair in pairs[1:] if pair[-1] == gamma]).sum(0)
+            ratios.append(bare / whole)
         yield row(f"tokens/s over the ceiling of bare forwards, gamma {gamma}, {title}", interval(ratios[1:]), bar)
 
 
-def bare_round(target, draft, context, gamma):
-    """Seconds of gamma draft steps and one verification, after `context` random tokens; no rule, no sampling."""
-    ids = torch.randint(target.vocab_size, (1, context), generator=torch.Generator().manual_seed(context))
-    for model in (target, draft):
-        if model.length != context:
-            model.reset()
-            model.forward(ids, num_logits=1)
+def bare_round(target, draft, gamma):
+    """Seconds of gamma draft steps and one verification where the caches stand, taken back; no rule, no sampling."""
+    ids = torch.randint(target.vocab_size, (1, gamma + 1))
+    lengths = target.length, draft.length
     began = time.perf_counter()
     for _ in range(gamma):
         draft.forward(ids[:, :1], num_logits=1)
-    target.forward(ids[:, : gamma + 1], num_logits=gamma + 1)
+    target.forward(ids, num_logits=gamma + 1)
     seconds = time.perf_counter() - began
-    for model in (target, draft):
-        model.rollback(context)
+    for model, length in zip((target, draft), lengths, strict=True):
+        model.rollback(length)
     return seconds
 
 
@@ -129,10 +128,38 @@ def against_generate(target, drafter, prompts):
 # ----------------------------------------------------------------------------------------------- adaptive length
 
 
-def costs(target, draft, repeats=10):
-    """(c, [v(0), v(1), ...]) at `CONTEXT` tokens, one more gamma than is drafted."""
-    forward = cost_curve(target, range(1, GAMMAS[-1] + 3), [CONTEXT], repeats=repeats).sec
-    return cost_curve(draft, [1], [CONTEXT], repeats=repeats).sec[0] / forward[0], list(forward / forward[0])
+class WithItsWork:
+    """A model for `cost_curve` whose forward is timed with what a round does with its logits."""
+
+    def __init__(self, model, forward):
+        self.model, self.forward = model, forward
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+
+def costs(target, drafter, sampling, repeats=10):
+    """(c, [v(0), v(1), ...]) at `CONTEXT` tokens, one more gamma than is drafted; draws and the rule are part of them.
+
+    What the rule is given is made up, for it does the same work whatever it accepts.
+    """
+
+    def draft(ids, num_logits):
+        return drafter.propose([0] * drafter.model.length + ids[0].tolist(), 1, sampling, uniforms, target)[1]
+
+    def verify(ids, num_logits):
+        probs = sampling.probs(target.forward(ids, num_logits))
+        verify_unchecked(probs, probs[:, 1:], ids[:, ids.shape[1] - num_logits + 1 :], uniforms(num_logits))
+        return probs
+
+    widths, options = range(1, GAMMAS[-1] + 3), {"context_lengths": [CONTEXT], "repeats": repeats}
+    verified = cost_curve(WithItsWork(target, verify), widths, **options).sec
+    drafted = cost_curve(WithItsWork(drafter.model, draft), [1], **options).sec
+    return drafted[0] / verified[0], list(verified / verified[0])
+
+
+def uniforms(n):
+    return torch.rand(1, n, dtype=torch.float64)
 
 
 def reliability_of(target, drafter, prompts, sampling, gamma=4):
@@ -158,9 +185,9 @@ def reliability_of(target, drafter, prompts, sampling, gamma=4):
 
 def cost_aware(target, drafter, prompts):
     """The cost-aware rule over the best constant length; both are fitted to the first prompts, quoted on the others."""
-    cost_ratio, verify_cost = costs(target, drafter.model)
     fitted_on, quoted_on = prompts[:7], prompts[7:]
     for title, sampling in (("greedy", GREEDY), ("T=1", AT_ONE)):
+        cost_ratio, verify_cost = costs(target, drafter, sampling)
         rates = {}
         for gamma in (1, 2, 3, 4):
             arm = ours(target, drafter, gamma, sampling, tokens_per_sec)
@@ -172,7 +199,7 @@ def cost_aware(target, drafter, prompts):
             ours(target, rule, GAMMAS[-1], sampling, tokens_per_sec),
             ours(target, drafter, best, sampling, tokens_per_sec),
         )
-        ratios = paired_ratio(arms, quoted_on, 4)
+        ratios = paired_ratio(arms, quoted_on, 8)
         name = (
             f"cost-aware length over constant gamma {best}, {title} (c {cost_ratio:.2f}, reliability {reliability:.2f})"
         )
@@ -185,15 +212,17 @@ def cost_aware(target, drafter, prompts):
 def predictions(target, drafter, num_prompts=14):
     """Predicted from alpha_hat, c and v(gamma) of the same run, against measured: speed-up of the decoding phase."""
     name = drafter.model.name
-    before = costs(target, drafter.model)
-    result = one_sweep(target, {name: drafter}, GAMMAS, [0.0, 1.0], num_prompts)
-    after = costs(target, drafter.model)
-    cost_ratio, verify_cost = (np.mean(pair, axis=0) for pair in zip(before, after, strict=True))
+    both = {sampling.temperature: sampling for sampling in (GREEDY, AT_ONE)}
+    before = {temperature: costs(target, drafter, sampling) for temperature, sampling in both.items()}
+    result = one_sweep(target, {name: drafter}, GAMMAS, list(both), num_prompts)
+    after = {temperature: costs(target, drafter, sampling) for temperature, sampling in both.items()}
     table = verdict.summary(verdict.frame(result))
     errors = {"v measured": [], "Theorem 3.8": []}
     measured = []
     for temperature, part in table[table.gamma > 0].groupby("temperature"):
         alpha = part.num_accepted.sum() / part.num_tested.sum()
+        measured_twice = zip(before[temperature], after[temperature], strict=True)
+        cost_ratio, verify_cost = (np.mean(pair, axis=0) for pair in measured_twice)
         for arm in part.itertuples():
             measured.append(arm.tokens_per_round / arm.round_cost)
             drafted = arm.num_drafted_later / arm.num_later_rounds  # last blocks are clipped

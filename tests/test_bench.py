@@ -13,7 +13,8 @@ from specnb.models import CausalLM
 from specnb.probs import Sampling
 from specnb.prompts import PROJECT
 from specnb.pruned import PrunedLM
-from tests.conftest import tiny_model
+from specnb.sampler import rounds, speculative
+from tests.conftest import seeded, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +44,38 @@ def test_generate_gets_the_same_draft_and_accepts_the_same(timing, pair):
         assert ours(prompt) == theirs(prompt)  # (tokens, rounds)
 
 
-def test_a_bare_round_leaves_the_caches_as_long_as_they_were(timing, pair):
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_bare_forwards_between_the_rounds_change_nothing(timing, pair, temperature):
     target, draft = pair
-    assert timing.bare_round(target, draft, 10, gamma=3) > 0
-    assert (target.length, draft.length) == (10, 10)
+    options = {"gamma": 3, "max_new_tokens": 30, "sampling": Sampling(temperature=temperature)}
+    alone = speculative(target, ModelDrafter(draft), [3, 1, 4], generator=seeded(0), **options)
+    ids = []
+    for r in rounds(target, ModelDrafter(draft), [3, 1, 4], generator=seeded(0), **options):
+        lengths = target.length, draft.length
+        assert timing.bare_round(target, draft, gamma=3) > 0
+        assert (target.length, draft.length) == lengths
+        ids += r.ids
+    assert ids == alone.ids
+
+
+def test_draws_and_the_rule_are_in_the_costs(timing, pair, monkeypatch):
+    """A clock that stands still while forwards run: what is left is the work around them."""
+    target, draft = pair
+    now, probs, rule = [0.0], Sampling.probs, timing.verify_unchecked
+
+    def pass_by(seconds, function):
+        def slow(*arguments):
+            now[0] += seconds
+            return function(*arguments)
+
+        return slow
+
+    monkeypatch.setattr(timing, "CONTEXT", 20)
+    monkeypatch.setattr("specnb.costs.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(Sampling, "probs", pass_by(1, probs))
+    monkeypatch.setattr(timing, "verify_unchecked", pass_by(3, rule))
+    cost_ratio, verify_cost = timing.costs(target, ModelDrafter(draft), Sampling(), repeats=2)
+    assert cost_ratio == 1 / 4 and verify_cost == [1.0] * 10
 
 
 def test_the_reliability_of_a_draft_that_is_its_target_is_at_least_one_when_greedy(timing):
