@@ -251,6 +251,7 @@ SUITES = {
     "transformers": suite_transformers,
     "draft": suite_draft,
     "timing": bench_timing.suite,
+    "predictions": bench_timing.predictions,
     "batches": bench_batches.suite,
 }
 

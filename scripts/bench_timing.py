@@ -4,6 +4,7 @@ import copy
 import math
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,6 @@ def suite():
     yield from ceilings(target, drafter, prompts)
     yield from against_generate(target, drafter, prompts)
     yield from cost_aware(target, drafter, prompts)
-    yield from predictions(target, drafter)
     yield from repeated_sweeps(target, drafter)
 
 
@@ -138,10 +138,17 @@ class WithItsWork:
         return getattr(self.model, name)
 
 
-def costs(target, drafter, sampling, repeats=10):
-    """(c, [v(0), v(1), ...]) at `CONTEXT` tokens, one more gamma than is drafted; draws and the rule are part of them.
+def costs(target, drafter, sampling):
+    """(c, [v(0), v(1), ...])."""
+    draft_sec, *verify_sec = step_seconds(target, drafter, sampling, repeats=10)
+    return draft_sec / verify_sec[0], [seconds / verify_sec[0] for seconds in verify_sec]
 
-    What the rule is given is made up, for it does the same work whatever it accepts.
+
+def step_seconds(target, drafter, sampling, repeats):
+    """Seconds of a draft step, then of verifying 0, 1, ... drafts, one more than is drafted; at `CONTEXT` tokens.
+
+    Draws and the rule are part of them. What the rule is given is made up, for it does the same work whatever it
+    accepts.
     """
 
     def draft(ids, num_logits):
@@ -155,7 +162,7 @@ def costs(target, drafter, sampling, repeats=10):
     widths, options = range(1, GAMMAS[-1] + 3), {"context_lengths": [CONTEXT], "repeats": repeats}
     verified = cost_curve(WithItsWork(target, verify), widths, **options).sec
     drafted = cost_curve(WithItsWork(drafter.model, draft), [1], **options).sec
-    return drafted[0] / verified[0], list(verified / verified[0])
+    return [drafted[0], *verified]
 
 
 def uniforms(n):
@@ -209,20 +216,32 @@ def cost_aware(target, drafter, prompts):
 # ---------------------------------------------------------------------------------------------------- predictions
 
 
-def predictions(target, drafter, num_prompts=14):
-    """Predicted from alpha_hat, c and v(gamma) of the same run, against measured: speed-up of the decoding phase."""
-    name = drafter.model.name
+def predictions(num_prompts=14):
+    """Predicted from alpha_hat, c and v(gamma) of the same run, against measured: speed-up of the decoding phase.
+
+    The costs are measured before every prompt of the sweep, so that a drift of the machine is in both.
+    """
+    target, drafter, _ = load_pair()
     both = {sampling.temperature: sampling for sampling in (GREEDY, AT_ONE)}
-    before = {temperature: costs(target, drafter, sampling) for temperature, sampling in both.items()}
-    result = one_sweep(target, {name: drafter}, GAMMAS, list(both), num_prompts)
-    after = {temperature: costs(target, drafter, sampling) for temperature, sampling in both.items()}
+    spent = {temperature: [] for temperature in both}
+
+    def with_costs(steps):
+        block = None
+        for step in track(steps, description="sweep"):
+            if step["block"] != block:
+                block = step["block"]
+                for temperature, sampling in both.items():
+                    spent[temperature].append(step_seconds(target, drafter, sampling, repeats=2))
+            yield step
+
+    result = one_sweep(target, {drafter.model.name: drafter}, GAMMAS, list(both), num_prompts, with_costs)
     table = verdict.summary(verdict.frame(result))
     errors = {"v measured": [], "Theorem 3.8": []}
     measured = []
     for temperature, part in table[table.gamma > 0].groupby("temperature"):
         alpha = part.num_accepted.sum() / part.num_tested.sum()
-        measured_twice = zip(before[temperature], after[temperature], strict=True)
-        cost_ratio, verify_cost = (np.mean(pair, axis=0) for pair in measured_twice)
+        draft_sec, *verify_sec = np.median(spent[temperature], axis=0)
+        cost_ratio, verify_cost = draft_sec / verify_sec[0], np.array(verify_sec) / verify_sec[0]
         for arm in part.itertuples():
             measured.append(arm.tokens_per_round / arm.round_cost)
             drafted = arm.num_drafted_later / arm.num_later_rounds  # last blocks are clipped
@@ -242,11 +261,11 @@ def predictions(target, drafter, num_prompts=14):
         yield row(f"prediction with {which}: R squared", (explained,) * 3)
 
 
-def one_sweep(target, drafters, gammas, temperatures, num_prompts):
+def one_sweep(target, drafters, gammas, temperatures, num_prompts, tracked=partial(track, description="sweep")):
     with tempfile.TemporaryDirectory() as folder:
         return sweep.run(
             target, drafters, load_prompts(limit=num_prompts), out=Path(folder) / "sweep.json", gammas=gammas,
-            temperatures=temperatures, max_new_tokens=24, track=lambda steps: track(steps, description="sweep"),
+            temperatures=temperatures, max_new_tokens=24, track=tracked,
         )  # fmt: skip
 
 

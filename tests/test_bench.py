@@ -74,7 +74,7 @@ def test_draws_and_the_rule_are_in_the_costs(timing, pair, monkeypatch):
     monkeypatch.setattr("specnb.costs.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(Sampling, "probs", pass_by(1, probs))
     monkeypatch.setattr(timing, "verify_unchecked", pass_by(3, rule))
-    cost_ratio, verify_cost = timing.costs(target, ModelDrafter(draft), Sampling(), repeats=2)
+    cost_ratio, verify_cost = timing.costs(target, ModelDrafter(draft), Sampling())
     assert cost_ratio == 1 / 4 and verify_cost == [1.0] * 10
 
 
