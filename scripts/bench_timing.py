@@ -139,9 +139,13 @@ class WithItsWork:
 
 
 def costs(target, drafter, sampling):
-    """(c, [v(0), v(1), ...])."""
-    draft_sec, *verify_sec = step_seconds(target, drafter, sampling, repeats=10)
-    return draft_sec / verify_sec[0], [seconds / verify_sec[0] for seconds in verify_sec]
+    """(c, [v(0), v(1), ...]) by `step_seconds`."""
+    return ratios_of(step_seconds(target, drafter, sampling, repeats=10))
+
+
+def ratios_of(seconds):
+    draft_sec, *verify_sec = seconds
+    return draft_sec / verify_sec[0], [sec / verify_sec[0] for sec in verify_sec]
 
 
 def step_seconds(target, drafter, sampling, repeats):
@@ -240,8 +244,7 @@ def predictions(num_prompts=14):
     measured = []
     for temperature, part in table[table.gamma > 0].groupby("temperature"):
         alpha = part.num_accepted.sum() / part.num_tested.sum()
-        draft_sec, *verify_sec = np.median(spent[temperature], axis=0)
-        cost_ratio, verify_cost = draft_sec / verify_sec[0], np.array(verify_sec) / verify_sec[0]
+        cost_ratio, verify_cost = ratios_of(np.median(spent[temperature], axis=0))
         for arm in part.itertuples():
             measured.append(arm.tokens_per_round / arm.round_cost)
             drafted = arm.num_drafted_later / arm.num_later_rounds  # last blocks are clipped

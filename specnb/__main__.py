@@ -158,26 +158,17 @@ def _sweep(arguments):
     from specnb import sweep
     from specnb.models import available_device
     from specnb.prompts import DEFAULT_PROMPTS, PROJECT, load_prompts
-    from specnb.timing import busy_reasons
 
     own = arguments.prompts is not None
     prompts = load_prompts(arguments.prompts or DEFAULT_PROMPTS, arguments.limit or (None if own else 14))
     own_drafts = arguments.draft or ([] if arguments.target == PAIR else ["lookup"])
     names = (Path(name).name.lower() for name in (arguments.target, *own_drafts))
     device = available_device(None if arguments.device == "auto" else arguments.device)
-    if arguments.suite and device.type != "cuda":
-        raise ValueError(f"the suite needs a CUDA device, and this is {device.type}; run specnb sweep without --suite")
     many = "" if arguments.batches == [1] else "-batches"
     out = arguments.out or PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}{many}.json"
-    if out.exists() and not arguments.replace:
-        raise ValueError(f"{out} holds a finished sweep; give another --out, or --replace it")
-    if not arguments.force and (reasons := busy_reasons()):
-        raise RuntimeError(
-            f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
-            "or measure all the same with --force"
-        )
-    measure = _measure_on_ray(arguments, device) if arguments.ray else None
     seconds = arguments.seconds or (SUITE_SECONDS if arguments.suite else math.inf)
+    _refuse(arguments, device, out, seconds)
+    measure = _measure_on_ray(arguments, device) if arguments.ray else None
     began = time.monotonic()
     if arguments.suite:
         _costs(arguments, device, out.with_name("costs-gpu.json"), COSTS_SHARE * seconds)
@@ -203,6 +194,23 @@ def _sweep(arguments):
     show_sweep(result, out, figure)
     print("\nwritten:", *(os.path.relpath(path) for path in (out, figure)))
     return 0
+
+
+def _refuse(arguments, device, out, seconds):
+    """Raise for a sweep that cannot work, or not here and now, before anything is loaded."""
+    from specnb.timing import busy_reasons
+
+    if arguments.suite and device.type != "cuda":
+        raise ValueError(f"the suite needs a CUDA device, and this is {device.type}; run specnb sweep without --suite")
+    if arguments.ray and seconds < math.inf:
+        raise ValueError("on a Ray cluster nothing bounds the time; leave out --ray, or --seconds and --suite")
+    if out.exists() and not arguments.replace:
+        raise ValueError(f"{out} holds a finished sweep; give another --out, or --replace it")
+    if not arguments.force and (reasons := busy_reasons()):
+        raise RuntimeError(
+            f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
+            "or measure all the same with --force"
+        )
 
 
 def _measure_on_ray(arguments, device):

@@ -41,6 +41,8 @@ def show_sweep(result, path, figure):
     """Print table and verdict of the result in `path`; draw its figure where a path for it is given."""
     from specnb import concurrency, plots, show, verdict
 
+    if left_out := result["settings"].get("prompts_left_out"):
+        print(f"{len(left_out)} prompts were left out, or measured less often than asked: {', '.join(left_out)}")
     if concurrency.batches_of(result) != [1]:
         found = concurrency.table(result)
         print(found.to_string(index=False, float_format="{:.2f}".format))
@@ -55,8 +57,6 @@ def show_sweep(result, path, figure):
     if failed:
         print(f"{len(failed)} of {len(result['rows'])} rows did not finish; the first: {failed[0]['status']}")
     print(verdict.origin(result))
-    if left_out := result["settings"].get("prompts_left_out"):
-        print(f"{len(left_out)} more prompts were left out: {', '.join(left_out)}")
     print(verdict.report(rows))
     if figure is not None:
         title = f"{verdict.origin(result)}; {path.name}"

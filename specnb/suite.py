@@ -7,6 +7,7 @@ whatever the weights are. It measures costs only; of acceptance such models say 
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -140,7 +141,7 @@ def measure(shape, name, device, widths, contexts, repeats, replay, dtype, end=m
     reset_peak_memory(device)
     began = time.monotonic()
     model = random_model(shape, name, device=device, dtype=dtype)
-    in_share = lambda turns: in_time(turns, end, lambda turn: max(turn, 1))  # noqa: E731 - the first only warms up
+    in_share = partial(in_time, end=end, together=lambda turn: max(turn, 1))  # The first only warms up.
     curve = cost_curve(model, widths, contexts, repeats=repeats, replay=replay, track=in_share)
     floors = pd.concat([floor(model, widths, context).assign(context=context) for context in contexts])
     rows = curve.merge(floors[["context", "width", "floor_sec"]], on=["context", "width"])

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -57,26 +58,19 @@ def run(
     measure : callable, optional
         In the place of `in_turn`, such as `ray_sweep.measure_on(...)`.
     seconds : float
-        For the whole call, from here on. Prompts for which the time would not do are left out, and named under
-        `prompts_left_out` in the settings; the others are measured in every cell. The first is in any case.
+        For the whole call, from here on. Prompts for which the time would not do are left out, or repeated less
+        often, and named under `prompts_left_out` in the settings; a prompt that is begun is measured in every cell.
+        The first is in any case.
 
     Raises
     ------
     ValueError
         Before anything is measured: for what does not fit or cannot work, an unfinished run of other settings.
     """
-    end = time.monotonic() + seconds
-    if measure is not None and seconds < math.inf:
-        raise ValueError("only what is measured in turn can be bounded in time; leave out `seconds`, or `measure`")
-    if repeats < 1 or (max_new_tokens is not None and max_new_tokens < 1):
-        raise ValueError(f"repeats and max_new_tokens must be at least 1, got {repeats} and {max_new_tokens}")
-    batches = sorted(set(batches))
-    if not batches or not 1 <= batches[0] <= batches[-1] <= len(prompts):
-        raise ValueError(f"batches must lie between 1 and the number of prompts, {len(prompts)}; got {batches}")
-    encoded, described = {}, {}
-    for prompt in prompts:
-        budget = min(prompt.max_new_tokens, max_new_tokens or prompt.max_new_tokens)
-        encoded[prompt.id], described[prompt.id] = _describe(prompt, target, budget)
+    end, batches = time.monotonic() + seconds, sorted(set(batches))
+    _check(len(prompts), batches, max_new_tokens, repeats, measure, seconds)
+    texts = {prompt.id: _describe(prompt, target, max_new_tokens) for prompt in prompts}
+    encoded, described = ({name: text[part] for name, text in texts.items()} for part in (0, 1))
     cells = _cells(drafters, gammas, temperatures, batches)
     settings = {"gammas": sorted({0, *gammas}), "temperatures": sorted({float(t) for t in temperatures})}
     settings |= {"drafters": list(drafters), "batches": batches, "repeats": repeats, "seed": seed}
@@ -92,13 +86,29 @@ def run(
         _append(partial, measured)  # A batch is one line: it is there whole or not at all.
         rows += measured
     header["environment"]["gpus_after"] = gpu_state()
-    if left_out := [name for name in described if name not in {row["prompt_id"] for row in rows}]:
-        kept = {name: prompt for name, prompt in described.items() if name not in left_out}
-        header["settings"] = {**header["settings"], "prompts": kept, "prompts_left_out": left_out}
+    header["settings"] |= _left_out(header["settings"], rows)
     result = {**header, "rows": sorted(rows, key=lambda row: row["order"])}
     results.write(out, result)
     partial.unlink()
     return result
+
+
+def _check(num_prompts, batches, max_new_tokens, repeats, measure, seconds):
+    if measure is not None and seconds < math.inf:
+        raise ValueError("only what is measured in turn can be bounded in time; leave out `seconds`, or `measure`")
+    if repeats < 1 or (max_new_tokens is not None and max_new_tokens < 1):
+        raise ValueError(f"repeats and max_new_tokens must be at least 1, got {repeats} and {max_new_tokens}")
+    if not batches or not 1 <= batches[0] <= batches[-1] <= num_prompts:
+        raise ValueError(f"batches must lie between 1 and the number of prompts, {num_prompts}; got {batches}")
+
+
+def _left_out(settings, rows):
+    """What settings have to say of prompts that were not measured as often as asked; nothing where there are none."""
+    times = Counter(name for name, _ in {(row["prompt_id"], row["repeat"]) for row in rows})
+    prompts = settings["prompts"]
+    short = [name for name in prompts if times[name] < settings["repeats"]]
+    kept = {name: prompt for name, prompt in prompts.items() if times[name]}
+    return {"prompts": kept, "prompts_left_out": short} if short else {}
 
 
 def in_turn(target, drafters, plan, encoded, budgets, track=iter):
@@ -123,8 +133,9 @@ def repeated_4gram_percent(ids):
     return 100 * (1 - len(set(grams)) / len(grams)) if grams else 0.0
 
 
-def _describe(prompt, target, budget):
+def _describe(prompt, target, max_new_tokens):
     """Token ids of a prompt that fits, and what the file says of it."""
+    budget = min(prompt.max_new_tokens, max_new_tokens or prompt.max_new_tokens)
     ids = prompt.encode(target.tokenizer)
     try:
         check_prompt(ids, target, budget)

@@ -138,3 +138,10 @@ def test_costs_and_sweep_share_the_time_of_the_suite(tmp_path, monkeypatch, aske
     command = ["sweep", "--suite", "gpu", "--force", "--out", str(tmp_path / "r.json"), *asked]
     assert main(command) == 0
     assert given == [costs_get, sweep_gets] and clock.now <= 480
+
+
+@pytest.mark.parametrize("bound", [["--seconds", "9"], ["--suite", "gpu"]])
+def test_a_bound_in_time_on_a_cluster_is_refused_before_anything_is_measured(monkeypatch, tmp_path, capsys, bound):
+    monkeypatch.setattr("specnb.models.available_device", lambda name: torch.device("cuda"))
+    assert main(["sweep", "--ray", "local", "--force", "--out", str(tmp_path / "r.json"), *bound]) == 1
+    assert "nothing bounds the time; leave out --ray" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_a_cell_that_runs_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path,
 
 @pytest.mark.parametrize(
     ("seconds", "batches", "kept"),
-    [(0, [1], 1), (25, [1], 2), (40, [1], 4), (0, [1, 2], 2), (math.inf, [1], 4)],
+    [(0, [1], 1), (25, [1], 2), (40, [1], 4), (0, [1, 2], 2), (math.inf, [1], 4), (math.inf, [3], 3)],
 )
 def test_a_bounded_sweep_ends_in_time_with_whole_prompts_and_names_the_rest(
     tmp_path, prompts, monkeypatch, capsys, seconds, batches, kept
@@ -161,8 +161,17 @@ def test_a_bounded_sweep_ends_in_time_with_whole_prompts_and_names_the_rest(
     assert left_out == [f"p{i}" for i in range(kept, 4)]
     assert seconds == 0 or clock.now <= seconds
     assert main(["report", str(tmp_path / "r.json")]) == 0
-    named = f"{len(left_out)} more prompts were left out: {', '.join(left_out)}"
-    assert (named in capsys.readouterr().out) == bool(left_out and batches == [1])
+    named = f"{len(left_out)} prompts were left out, or measured less often than asked: {', '.join(left_out)}"
+    assert (named in capsys.readouterr().out) == bool(left_out)
+
+
+def test_a_bounded_sweep_names_what_it_repeated_less_often(tmp_path, prompts, monkeypatch):
+    clock, measure = FakeClock(), sweep._measure
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(sweep, "_measure", lambda *arguments: clock.advance(1) or measure(*arguments))
+    result = sweep.run(*make_pair(), prompts, out=tmp_path / "r.json", **OPTIONS, repeats=2, seconds=60)
+    assert len(result["rows"]) == 60 and list(result["settings"]["prompts"]) == ["p0", "p1", "p2", "p3"]
+    assert result["settings"]["prompts_left_out"] == ["p2", "p3"]
 
 
 def test_a_bound_in_time_is_for_what_is_measured_in_turn(tmp_path, prompts):
