@@ -41,9 +41,10 @@ $(OLDEST): requirements.txt pyproject.toml
 test-oldest: $(OLDEST)  ## unit tests against transformers 5.13.1, in an environment of its own
 	.venv-oldest/bin/python -m pytest -q tests --ignore tests/test_lab.py --ignore tests/test_project.py
 
-lint: $(INSTALLED)  ## format and lint, notebooks too
+lint: $(INSTALLED)  ## format, lint (notebooks too) and the import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 
 lab: setup  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks/ $(ARGS)

@@ -30,10 +30,11 @@ from bench_arms import (
 )
 from rich.progress import track
 
-from specnb import results, sweep, verdict
 from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
+from specnb.measure import results, sweep, verdict
+from specnb.measure.prompts import load_prompts
 from specnb.models import CausalLM, load_pair
-from specnb.prompts import PROJECT, load_prompts
+from specnb.models.fetch import PROJECT
 from specnb.sampler import autoregressive, speculative
 from specnb.timing import busy_reasons
 

@@ -8,10 +8,10 @@ from unittest import mock
 import numpy as np
 from bench_arms import GREEDY, TOKENS, interval, paired_ratio, row
 
-from specnb import cache, sampler
+from specnb import sampler
 from specnb.drafters import FirstOf, PromptLookup
-from specnb.models import load_pair
-from specnb.prompts import load_prompts
+from specnb.measure.prompts import load_prompts
+from specnb.models import cache, load_pair
 from specnb.sampler import speculative
 
 

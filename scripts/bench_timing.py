@@ -12,13 +12,13 @@ import torch
 from bench_arms import AT_ONE, GREEDY, TOKENS, interval, ours, paired_ratio, row, theirs, tokens_per_sec
 from rich.progress import track
 
-from specnb import sweep, verdict
-from specnb.adaptive import CostAware, EarlyStop
-from specnb.compare import compare
-from specnb.costs import cost_curve
 from specnb.drafters import FirstOf, PromptLookup
+from specnb.drafters.adaptive import CostAware, EarlyStop
+from specnb.measure import sweep, verdict
+from specnb.measure.compare import compare
+from specnb.measure.costs import cost_curve
+from specnb.measure.prompts import load_prompts
 from specnb.models import load_pair
-from specnb.prompts import load_prompts
 from specnb.rule import verify_unchecked
 from specnb.sampler import rounds, speculative
 

@@ -27,13 +27,13 @@ import torch.nn.functional as F
 from rich.progress import track
 from safetensors.torch import load_file, save_file
 
-from specnb import results, sweep
-from specnb.cache import cache_argument
 from specnb.drafters import ModelDrafter
-from specnb.fetch import cache_folder, fetch
+from specnb.drafters.pruned import PrunedLM, load_draft, made_for, save_draft
+from specnb.measure import results, sweep
+from specnb.measure.prompts import load_prompts
 from specnb.models import CausalLM, default_target
-from specnb.prompts import PROJECT, load_prompts
-from specnb.pruned import PrunedLM, load_draft, made_for, save_draft
+from specnb.models.cache import cache_argument
+from specnb.models.fetch import PROJECT, cache_folder, fetch
 from specnb.rule import inverse_cdf
 from specnb.timing import environment
 

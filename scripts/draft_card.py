@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specnb import verdict
+from specnb.measure import verdict
 
 NUM_RESAMPLES = 4000
 
@@ -131,7 +131,7 @@ def figure(folder):
     """Acceptance on held-out text against tokens trained on, and against time."""
     from matplotlib.figure import Figure
 
-    from specnb.plots import COLOURS
+    from specnb.measure.plots import COLOURS
 
     config, log, *_ = read(folder)
     drawn = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")

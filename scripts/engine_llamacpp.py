@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 from rich.progress import track
 
-from specnb.endpoint import audit_endpoint
-from specnb.fetch import fetch_gguf, file_sha256
-from specnb.prompts import PROJECT, load_prompts
-from specnb.report_cli import show_serve
-from specnb.results import came_to_be
-from specnb.serve_bench import serve_bench
+from specnb.cli.report import show_serve
+from specnb.measure.prompts import load_prompts
+from specnb.measure.results import came_to_be
+from specnb.models.fetch import PROJECT, fetch_gguf, file_sha256
+from specnb.serving.audit import audit_endpoint
+from specnb.serving.load import serve_bench
 from specnb.timing import busy_reasons
 
 PYTHON = PROJECT / ".venv-llamacpp" / "bin" / "python"

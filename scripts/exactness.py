@@ -19,12 +19,13 @@ import torch
 from rich.progress import track
 from scipy import stats
 
-from specnb import exact, results
-from specnb.battery import against, battery
+from specnb import exact
+from specnb.audit.battery import against, battery
 from specnb.drafters import ModelDrafter
 from specnb.gof import chi_square, exact_power, sample_size
+from specnb.measure import results
 from specnb.models import TableModel
-from specnb.prompts import PROJECT
+from specnb.models.fetch import PROJECT
 from specnb.rogues import INNOCENTS, ROGUES, example_draft, example_target, sampler_of
 from specnb.rule import verify
 from specnb.sampler import speculative

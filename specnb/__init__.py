@@ -10,30 +10,20 @@ import importlib
 __version__ = "0.1.0"
 
 __all__ = [
-    "probs",
     "rule",
     "exact",
     "rogues",
+    "probs",
     "theory",
     "gof",
-    "battery",
     "trace",
-    "timing",
-    "fetch",
-    "cache",
     "models",
-    "pruned",
-    "costs",
     "drafters",
-    "adaptive",
     "sampler",
-    "prompts",
-    "sweep",
-    "verdict",
-    "compare",
+    "timing",
+    "measure",
     "audit",
-    "plots",
-    "show",
+    "serving",
 ]
 
 

@@ -3,7 +3,8 @@
 It knows an acceptance probability, a draft length and two costs in units of one plain target step. It does not know
 torch. The functions of `alpha` are Leviathan et al. 2023 (arXiv 2211.17192), under their assumption that drafts are
 accepted independently with that probability, which `empirical_speedup` drops; `verify_cost` drops their second
-assumption, that verifying gamma + 1 tokens costs no more than one step. Read `specnb.verdict` for what was measured.
+assumption, that verifying gamma + 1 tokens costs no more than one step. Read `specnb.measure.verdict` for what was
+measured.
 """
 
 from numbers import Real

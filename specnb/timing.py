@@ -1,7 +1,8 @@
 """Clocks, peak memory, and what machine this is.
 
 It knows devices and time. It does not know sampling. A generation is never synchronised on the clock's account: a round
-has one host synchronisation already (its result is read), and the clock is read there. Read `specnb.costs` next.
+has one host synchronisation already (its result is read), and the clock is read there. Read `specnb.measure.costs`
+next.
 """
 
 import platform

@@ -44,8 +44,8 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def smollm2():
-    from specnb.fetch import model_folder
     from specnb.models import load_pair
+    from specnb.models.fetch import model_folder
 
     try:
         model_folder()

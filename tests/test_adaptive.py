@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from specnb import exact
-from specnb.adaptive import BelowThreshold, CostAware, EarlyStop, Heuristic
-from specnb.battery import battery
+from specnb.audit.battery import battery
 from specnb.drafters import ModelDrafter, PromptLookup
+from specnb.drafters.adaptive import BelowThreshold, CostAware, EarlyStop, Heuristic
 from specnb.models import CausalLM, TableModel
 from specnb.probs import Sampling
 from specnb.rogues import example_draft, example_target

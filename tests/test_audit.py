@@ -11,21 +11,15 @@ import pytest
 import torch
 
 from specnb import gof
-from specnb.__main__ import main
 from specnb.audit import compare_greedy, margin_in_ulps, teacher_forced
-from specnb.audit_generate import (
-    PATHS,
-    audit_transformers,
-    check_candidates,
-    joint_law,
-    lossy_settings,
-    tiny_pair,
-)
+from specnb.audit.generate import PATHS, audit_transformers, check_candidates
+from specnb.audit.tiny import joint_law, lossy_settings, tiny_pair
+from specnb.cli.commands import main
 from specnb.drafters import ModelDrafter
-from specnb.endpoint import audit_endpoint
 from specnb.models import CausalLM
 from specnb.probs import Sampling
 from specnb.sampler import autoregressive, speculative
+from specnb.serving.audit import audit_endpoint
 from tests.conftest import tiny_model
 
 GREEDY = Sampling(temperature=0)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from specnb import cache, exact, sampler
-from specnb.adaptive import BelowThreshold, EarlyStop, Heuristic
-from specnb.battery import battery, independence
+from specnb import exact, sampler
+from specnb.audit.battery import battery, independence
 from specnb.drafters import Drafter, FirstOf, ModelDrafter, PromptLookup
-from specnb.models import CausalLM, TableModel
+from specnb.drafters.adaptive import BelowThreshold, EarlyStop, Heuristic
+from specnb.models import CausalLM, TableModel, cache
 from specnb.probs import Sampling
 from specnb.sampler import autoregressive, speculative
 from tests.conftest import VOCAB, seeded, tiny_model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specnb import exact
-from specnb.battery import battery, holm, independence
+from specnb.audit.battery import battery, holm, independence
 from specnb.rogues import INNOCENTS, ROGUES, example_draft, example_target, sampler_of
 
 LENGTH, GAMMA = 4, 2

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from specnb.drafters import ModelDrafter
+from specnb.drafters.pruned import PrunedLM
 from specnb.models import CausalLM
+from specnb.models.fetch import PROJECT
 from specnb.probs import Sampling
-from specnb.prompts import PROJECT
-from specnb.pruned import PrunedLM
 from specnb.sampler import rounds, speculative
 from tests.conftest import seeded, tiny_model
 
@@ -71,7 +71,7 @@ def test_draws_and_the_rule_are_in_the_costs(timing, pair, monkeypatch):
         return slow
 
     monkeypatch.setattr(timing, "CONTEXT", 20)
-    monkeypatch.setattr("specnb.costs.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("specnb.measure.costs.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(Sampling, "probs", pass_by(1, probs))
     monkeypatch.setattr(timing, "verify_unchecked", pass_by(3, rule))
     cost_ratio, verify_cost = timing.costs(target, ModelDrafter(draft), Sampling())

@@ -5,8 +5,8 @@ import json
 import pandas as pd
 import pytest
 
-from specnb import concurrency, sweep, verdict
-from specnb.__main__ import main
+from specnb.cli.commands import main
+from specnb.measure import concurrency, sweep, verdict
 from tests.test_sweep import OPTIONS, make_pair, prompts  # noqa: F401 (a fixture)
 
 BATCHES = {**OPTIONS, "batches": [1, 2, 4]}

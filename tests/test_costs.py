@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specnb import costs
+from specnb.measure import costs
 from specnb.models import CausalLM
 from tests.conftest import VOCAB, tiny_model
 

@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
+from specnb.drafters.pruned import PrunedLM
 from specnb.models import CausalLM
-from specnb.prompts import PROJECT
-from specnb.pruned import PrunedLM
+from specnb.models.fetch import PROJECT
 from tests.conftest import tiny_model
 from tests.test_project import assert_same_picture
 

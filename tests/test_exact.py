@@ -47,7 +47,7 @@ def test_a_round_emits_the_law_of_the_target_for_a_prefix_dependent_pair(gamma):
 
 def test_a_wrong_residual_is_not_lossless(monkeypatch):
     """The equality above can fail: resampling from the target instead of the residual does it."""
-    monkeypatch.setattr(exact, "residual", lambda target, draft: list(target))
+    monkeypatch.setattr("specnb.exact.rounds.residual", lambda target, draft: list(target))
     assert exact.round_law(target_by_prefix, draft_by_prefix, 2) != exact.sequence_law(target_by_prefix, 3)
 
 

@@ -42,7 +42,7 @@ def test_the_package_s_own_samplers_give_whole_sequences_with_the_law_of_the_tar
     import numpy as np
 
     from specnb import exact
-    from specnb.battery import battery
+    from specnb.audit.battery import battery
 
     draw, rng = arm(), np.random.default_rng(0)
     law = exact.sequence_law(exactness.example_target, 4)
@@ -55,9 +55,9 @@ def test_a_fault_planted_in_the_rule_s_kernel_fails_the_battery(monkeypatch):
     import numpy as np
 
     from specnb import exact, rule
-    from specnb.battery import battery
+    from specnb.audit.battery import battery
 
-    monkeypatch.setattr(rule, "_residual_weights", lambda target_row, draft_row: target_row)
+    monkeypatch.setattr(rule.token, "residual_weights", lambda target_row, draft_row: target_row)
     law = exact.sequence_law(exactness.example_target, 4)
     for arm in (exactness.by_verify, exactness.by_loop):
         draw, rng = arm(), np.random.default_rng(0)

@@ -4,7 +4,7 @@ import zipfile
 
 import pytest
 
-from specnb import fetch
+from specnb.models import fetch
 
 BODY = b"GGUF" + bytes(range(256)) * 64
 

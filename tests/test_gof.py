@@ -9,7 +9,6 @@ from specnb.gof import (
     chi_square,
     draws_for_total_variation,
     exact_power,
-    g_test,
     sample_size,
     smallest_total_variation,
     two_sample,
@@ -145,17 +144,6 @@ def test_two_samples_of_one_law_pass_and_of_two_laws_fail():
 
 def test_fractions_are_welcome():
     assert chi_square([60, 30, 10], [Fraction(6, 10), Fraction(3, 10), Fraction(1, 10)]).statistic == 0
-
-
-def test_the_g_statistic_is_twice_n_times_the_divergence():
-    counts = np.array([520, 290, 190])
-    result = g_test(counts, LAW)
-    assert result.statistic == pytest.approx(2 * (counts * np.log(counts / (1000 * np.array(LAW)))).sum())
-    assert result.p_value == pytest.approx(stats.chi2.sf(result.statistic, 2))
-    assert g_test([500, 300, 200], LAW).statistic == pytest.approx(0)
-    assert g_test([380, 380, 240], LAW).verdict == "fail"
-    assert g_test([1, 0, 1], [0.5, 0.5, 0.0]).verdict == "fail"
-    assert g_test([3], [1.0]).verdict == "cannot test"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import warnings
 import pytest
 import torch
 
-from specnb.costs import cost_curve
 from specnb.drafters import ModelDrafter, PromptLookup
+from specnb.measure.costs import cost_curve
 from specnb.models import CausalLM
 from specnb.probs import Sampling
 from specnb.rule import inverse_cdf, verify

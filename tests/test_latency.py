@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specnb.latency import quantile, table
+from specnb.measure.latency import quantile, table
 
 
 @pytest.mark.parametrize(

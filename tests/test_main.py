@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from specnb.__main__ import main
+from specnb.cli.commands import main
+from specnb.cli.report import SHOWN
+from specnb.drafters.pruned import PrunedLM, made_for, save_draft
 from specnb.models import CausalLM
-from specnb.pruned import PrunedLM, made_for, save_draft
-from specnb.report_cli import SHOWN
 from tests.conftest import tiny_model
 from tests.test_models import WORDS, tokenizer_of
 
@@ -63,7 +63,7 @@ def test_a_busy_machine_is_refused_unless_forced(folders, capsys, monkeypatch):
 
 def test_a_ray_cluster_without_ray_is_refused_before_a_model_is_loaded(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("specnb.__main__.load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("specnb.cli.commands.load", lambda *_: pytest.fail("a model was loaded"))
     assert main(["sweep", "--ray", "local", "--force", "--out", str(tmp_path / "r.json")]) == 1
     assert "pip install 'ray>=2.50'" in capsys.readouterr().err
 
@@ -132,6 +132,6 @@ def test_an_interrupt_says_that_nothing_is_lost(folders, capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specnb.sweep.run", interrupted)
+    monkeypatch.setattr("specnb.measure.sweep.run", interrupted)
     assert main(sweep_arguments(folders)) == 130
     assert "resumes" in capsys.readouterr().err

@@ -5,11 +5,11 @@ import torch
 from transformers.integrations import sdpa_attention
 
 from specnb.drafters import ModelDrafter
-from specnb.memory import LiveBytes, memory_budget
+from specnb.drafters.pruned import PrunedLM
+from specnb.measure.shapes import SHAPES
 from specnb.models import CausalLM
-from specnb.pruned import PrunedLM
+from specnb.models.memory import LiveBytes, memory_budget
 from specnb.sampler import speculative
-from specnb.suite import SHAPES
 from tests.conftest import seeded, tiny_model
 
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from specnb.drafters import ModelDrafter
+from specnb.drafters.pruned import PrunedLM, load_draft, made_for, save_draft
 from specnb.gof import chi_square
+from specnb.measure.prompts import load_prompts
 from specnb.models import CausalLM
+from specnb.models.fetch import PROJECT
 from specnb.probs import Sampling
-from specnb.prompts import PROJECT, load_prompts
-from specnb.pruned import PrunedLM, load_draft, made_for, save_draft
 from specnb.sampler import autoregressive, speculative
 from tests.conftest import seeded, tiny_model
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specnb import sweep
 from specnb.drafters import PromptLookup
+from specnb.measure import sweep
 from tests.test_sweep import make_pair, prompts  # noqa: F401 (a fixture)
 
 ray = pytest.importorskip("ray", reason="Ray is an optional extra: pip install 'specnb[ray]'")
-from specnb.ray_sweep import measure_on  # noqa: E402
+from specnb.measure.on_ray import measure_on  # noqa: E402
 
 GRID = {"gammas": [1, 2, 3], "temperatures": [0, 1], "max_new_tokens": 6}  # with plain decoding 14 cells
 KEYS = ["drafter", "gamma", "temperature", "batch_size", "prompt_id", "repeat", "order", "seed"]

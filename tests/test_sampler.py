@@ -183,17 +183,16 @@ def test_the_joint_law_of_a_sequence_is_the_target_s():
 
 
 def _law_without_residual():
-    right = exact.residual
-    exact.residual = lambda target, draft: list(target)
-    try:
-        law = {}
-        shifted = lambda model: lambda prefix: model((0, *prefix))  # noqa: E731
-        for tokens, mass in exact.round_law(shifted(target_by_prefix), shifted(draft_by_prefix), 2).items():
-            for x, prob in enumerate(target_by_prefix((0, *tokens))):
-                law[(*tokens, x)] = law.get((*tokens, x), Fraction(0)) + mass * prob
-        return law
-    finally:
-        exact.residual = right
+    from_the_target = exact.rule_of(
+        extra=lambda target_rows, draft_rows, ids, num: target_rows[-1] if num == len(ids) else target_rows[num]
+    )
+    law = {}
+    shifted = lambda model: lambda prefix: model((0, *prefix))  # noqa: E731
+    wrong = exact.round_law(shifted(target_by_prefix), shifted(draft_by_prefix), 2, from_the_target)
+    for tokens, mass in wrong.items():
+        for x, prob in enumerate(target_by_prefix((0, *tokens))):
+            law[(*tokens, x)] = law.get((*tokens, x), Fraction(0)) + mass * prob
+    return law
 
 
 def test_the_first_token_of_a_real_transformer_has_the_target_s_law(tiny):

@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from specnb.__main__ import main
-from specnb.prompts import Prompt
-from specnb.serve_bench import parse_metrics, serve_bench, table
+from specnb.cli.commands import main
+from specnb.measure.prompts import Prompt
+from specnb.serving.load import parse_metrics, serve_bench, table
 
 VLLM = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts_total counter

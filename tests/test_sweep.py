@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 import torch
 
-from specnb import sweep, theory, verdict
-from specnb.__main__ import main
-from specnb.compare import compare
+from specnb import theory
+from specnb.cli.commands import main
 from specnb.drafters import ModelDrafter, PromptLookup
+from specnb.measure import sweep, verdict
+from specnb.measure.compare import compare
+from specnb.measure.prompts import load_prompts
 from specnb.models import CausalLM
-from specnb.prompts import load_prompts
 from tests.conftest import VOCAB, FakeClock, tiny_model
 from tests.test_models import WORDS, tokenizer_of
 
@@ -82,8 +83,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from tests.test_sweep import make_pair, OPTIONS
-from specnb import sweep
-from specnb.prompts import load_prompts
+from specnb.measure import sweep
+from specnb.measure.prompts import load_prompts
 sweep.run(*make_pair(), load_prompts(sys.argv[1]), out=Path(sys.argv[2]), repeats=20, **OPTIONS)
 """
 

@@ -1,0 +1,212 @@
+"""The installed transformers' `generate()` with drafts: is its sampled law the target's, are its drafts what they say?
+
+It knows how to ask `generate()` for a text and which law the text should have. It does not know how `generate()` works,
+but for one seam: `check_candidates` listens to what its candidate generators return. Read `specnb.audit` first.
+"""
+
+from contextlib import contextmanager
+
+import numpy as np
+
+from specnb import gof
+from specnb.audit import LEVEL, Report, report_of
+from specnb.audit.tiny import SAMPLING, UNTOLD, eos_ids_of, joint_law, lossy_settings, tiny_pair, told
+
+# Each path as options of generate(); add one by giving its options under a new name.
+PATHS = {
+    "plain": lambda assistant, gamma: {},
+    "assistant": lambda assistant, gamma: {"assistant_model": assistant},
+    "prompt lookup": lambda assistant, gamma: {"prompt_lookup_num_tokens": gamma},
+    "early exit": lambda assistant, gamma: {"assistant_early_exit": 1},
+}
+
+
+# Beginnings of fields of a generation config that leave the law as it is. Others are refused: the law is not told them.
+HARMLESS = (
+    "_from_", "assistant_", "bos_", "cache_", "do_sample", "eos_", "is_assistant", "max_", "num_assistant_", "output_",
+    "pad_", "prompt_lookup_", "target_", "tokenizer", "transformers_version", "use_",
+)  # fmt: skip
+
+
+def audit_transformers(
+    path, *, n=20_000, target=None, assistant=None, prompt_ids=(3, 1, 2, 3, 1), vocab=32, length=2, gamma=3, seed=0,
+    level=LEVEL, options=None, generate=None, track=iter,
+):  # fmt: skip
+    """Test the law of the first `length` tokens of `generate()` against the target's own.
+
+    Parameters
+    ----------
+    path : str
+        A key of `PATHS`: "assistant", "prompt lookup", "early exit", or "plain", the control.
+    n, length : int
+        Calls, each one text, and how many of its first tokens are counted, together as one cell.
+    target, assistant : transformers models, optional
+        Default: `tiny_pair(vocab, gamma=gamma)`. Keep vocab ** length small: the law is enumerated.
+    seed : int
+        Of torch's global generator, which `generate()` draws from; its state is put back.
+    options : dict, optional
+        More options of `generate()`, over `SAMPLING`; None leaves one out.
+    generate : callable, (target, input_ids, **options) -> ids `(1, n)`, optional
+        Another engine in the place of the target's own.
+    track : callable
+        Wraps the iterable of calls, such as `rich.progress.track`.
+
+    Returns
+    -------
+    Report
+        By `gof.chi_square`; "not lossless by its settings", before any call, where a setting is lossy by design or
+        differs between the two sides.
+    """
+    from specnb.probs import Sampling
+
+    target, assistant, prompt_ids, settings = _prepare(path, target, assistant, prompt_ids, vocab, gamma, options)
+    about = {
+        "tested": f"generate() ({path}): the first {length} sampled tokens have the law of the target's logits",
+        "not_tested": "greedy equality; later tokens; other prompts, models and versions",
+        "settings": _shown(path, target, assistant, settings, seed),
+    }
+    speculates_with = settings.get("assistant_model") or (target if path == "early exit" else None)
+    if lossy := lossy_settings(target, speculates_with, settings):
+        return Report(verdict="not lossless by its settings", found="; ".join(lossy), n=0, **about)
+    law = joint_law(target, prompt_ids, length, Sampling(**told(target, settings)))
+    counts = np.zeros(len(law), dtype=int)
+    settings["max_new_tokens"] = length + gamma  # so that no block is cut short before the last token counted
+    for ids in _texts(generate, target, prompt_ids, settings, n, seed, track):
+        counts[_cell(ids, length, target.config.vocab_size, eos_ids_of(target))] += 1
+    result = gof.chi_square(counts, law, alpha=level)
+    found = f"{n} texts, {np.count_nonzero(counts)} of {len(law)} outcomes seen, {result.num_pooled} pooled into one"
+    if counts[law == 0].any():
+        found += f"; {counts[law == 0].sum()} of an outcome the target never gives"
+    return report_of(result, found, level, **about)
+
+
+def check_candidates(
+    path="assistant", *, n=2_000, target=None, assistant=None, prompt_ids=(3, 1, 2, 3, 1), vocab=64, gamma=3, seed=0,
+    level=LEVEL, options=None, planted=None, track=iter,
+):  # fmt: skip
+    """Contract check: is the q a candidate generator returns the q its first candidate was drawn from?
+
+    Listens to the candidate generator of `n` calls of `generate()`. The first candidate of each is counted against
+    softmax of the logits returned with it, which is what the verifier takes for q. Parameters as in
+    `audit_transformers`. A generator that needs the target's outputs first drafts in the second round, after another
+    prefix each time: it is tested against the mean of its rows, which can only make the test less strict.
+
+    `planted`, (candidate ids, logits) -> the same, changed, is a fault between generator and verifier, to see the check
+    fail. The verdict is "cannot test" where no logits are returned: the verifier then compares drafts with the target's
+    own draws, which is lossless whatever the draft.
+    """
+    target, assistant, prompt_ids, settings = _prepare(path, target, assistant, prompt_ids, vocab, gamma, options)
+    size = target.config.vocab_size
+    drafts, counts, mean, num_impossible = [], np.zeros(size, dtype=int), np.zeros(size), 0
+    settings["max_new_tokens"] = gamma + 2
+    with _listening(target, drafts, planted):
+        for _ in _texts(None, target, prompt_ids, settings, n, seed, track):
+            pass
+    with_logits = [(first, probs) for first, probs in drafts if probs is not None]
+    for first, probs in with_logits:
+        counts[first] += 1
+        mean += probs / len(with_logits)
+        num_impossible += probs[first] == 0
+    about = {
+        "tested": f"the first candidate of {path} was drawn from softmax of the logits returned with it",
+        "not_tested": "later candidates; what the verifier does with them",
+        "settings": _shown(path, target, assistant, settings, seed),
+    }
+    if not with_logits:
+        found = f"{len(drafts)} drafts without logits, {len({first for first, _ in drafts})} different first candidates"
+        return report_of(gof.cannot_test(len(drafts)), found, level, **about)
+    result = gof.chi_square(counts, mean, alpha=level)
+    if num_impossible:
+        result = result._replace(verdict="fail", statistic=np.inf, p_value=0.0)
+    found = (
+        f"{len(with_logits)} drafts, {np.count_nonzero(counts)} different first candidates, {num_impossible} of "
+        f"probability 0; the logits returned give {np.count_nonzero(mean)} of {size} tokens a probability"
+    )
+    return report_of(result, found, level, **about)
+
+
+def _prepare(path, target, assistant, prompt_ids, vocab, gamma, options):
+    """Models, prompt and the options of generate(); a ValueError for what the expected law does not know."""
+    if path not in PATHS:
+        raise ValueError(f"unknown path {path!r}; the paths are: {', '.join(map(repr, PATHS))}")
+    if target is None:
+        target, made = tiny_pair(vocab, gamma=gamma)
+        assistant = made if assistant is None else assistant
+    if path == "assistant" and assistant is None:
+        raise ValueError("the path 'assistant' with a target of your own needs an assistant too")
+    settings = {**SAMPLING, **PATHS[path](assistant, gamma), **(options or {})}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    named = {**target.generation_config.to_diff_dict(), **settings}
+    unknown = [name for name in named if named[name] and not name.startswith(HARMLESS) and name not in UNTOLD]
+    if unknown or not settings.get("do_sample"):
+        raise ValueError(f"the expected law does not know {', '.join(unknown) or 'do_sample=False'}; leave it out")
+    return target, assistant, [token % target.config.vocab_size for token in prompt_ids], settings
+
+
+def _texts(generate, target, prompt_ids, settings, n, seed, track):
+    """New ids of `n` calls, independent draws of torch's global generator, seeded here and put back."""
+    import torch
+
+    prompt = torch.tensor([prompt_ids])
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(), _without_warnings():
+        torch.manual_seed(seed)
+        for _ in track(range(n)):
+            ids = (generate or type(target).generate)(
+                target, prompt, attention_mask=torch.ones_like(prompt), **settings
+            )
+            yield ids[0, len(prompt_ids) :].tolist()
+
+
+def _cell(ids, length, vocab, ends):
+    """Place of the first `length` ids in the joint law; a text that ended early repeats its last id."""
+    ids = ids[:length]
+    if len(ids) < length and not (ids and ids[-1] in ends):
+        raise RuntimeError(f"the engine returned {len(ids)} new tokens where {length} were asked for: {ids}")
+    return np.ravel_multi_index([*ids, *ids[-1:] * (length - len(ids))], [vocab] * length)
+
+
+@contextmanager
+def _listening(target, drafts, planted):
+    """While it lasts, the first draft of each call of generate() is noted: (first candidate, its probabilities)."""
+    make = target._get_candidate_generator
+
+    def made(*args, **kwargs):
+        generator = make(*args, **kwargs)
+        ask, heard = generator.get_candidates, []
+
+        def listen(input_ids, **more):
+            ids, logits = ask(input_ids, **more)
+            if planted is not None and ids.shape[1] > input_ids.shape[1]:
+                ids, logits = planted(ids, logits)
+            if ids.shape[1] > input_ids.shape[1] and not heard:
+                heard.append(True)
+                probs = None if logits is None else logits[0, 0].double().softmax(-1).cpu().numpy()
+                drafts.append((int(ids[0, input_ids.shape[1]]), probs))
+            return ids, logits
+
+        generator.get_candidates = listen
+        return generator
+
+    target._get_candidate_generator = made
+    try:
+        yield
+    finally:
+        del target._get_candidate_generator
+
+
+@contextmanager
+def _without_warnings():
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    try:
+        yield logging.set_verbosity_error()
+    finally:
+        logging.set_verbosity(before)
+
+
+def _shown(path, target, assistant, settings, seed):
+    shown = {name: value for name, value in settings.items() if isinstance(value, int | float | str)}
+    models = {"target": type(target).__name__, "vocab": target.config.vocab_size, "dtype": str(target.dtype)[6:]}
+    drafts = getattr(getattr(assistant, "generation_config", None), "num_assistant_tokens", None)
+    return {"path": path, **models, **shown, "num_assistant_tokens": drafts, "seed": seed}

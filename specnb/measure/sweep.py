@@ -1,0 +1,287 @@
+"""Measure generations over a grid and keep every one of them.
+
+It knows the sampler, the clock and result files. It does not know drawing or judging: `specnb.measure.verdict` reads
+what it writes. Rows are appended to `<out>.partial` as they finish, so a killed sweep loses nothing and resumes; the
+result file appears whole, at the end.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import time
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from specnb.measure import results
+from specnb.probs import Sampling
+from specnb.request import check_prompt
+from specnb.sampler import speculative
+from specnb.timing import gpu_state, in_time
+
+SCHEMA = "specnb-sweep/1"
+# What must be the same for rows to share one file.
+SAME, SAME_MACHINE = ("schema", "commit", "dirty", "models", "settings"), ("processor", "num_threads", "versions")
+CELL = ("drafter", "gamma", "temperature", "batch_size")
+SECONDS = ("ttft_sec", "decode_sec", "draft_sec", "verify_sec", "other_sec")
+MEASURED = ("stop_reason", "num_tokens", "repeated_4gram_percent", *SECONDS, "peak_memory_bytes", "rounds")
+OUT_OF_MEMORY = re.compile("out of memory|(not enough|can't allocate) memory|ALLOC_FAILED")
+
+
+def run(
+    target, drafters, prompts, *, out, gammas, temperatures, batches=(1,), max_new_tokens=None, repeats=1, seed=0,
+    command=None, restart=False, track=iter, measure=None, seconds=math.inf,
+):  # fmt: skip
+    """Measure every cell of drafter x gamma x temperature x batch on every prompt; returns what is written to `out`.
+
+    Parameters
+    ----------
+    target : CausalLM, with a tokenizer
+    drafters : dict, name -> Drafter
+    prompts : list of Prompt
+    gammas, temperatures : lists of numbers
+        Gamma 0, plain decoding, is the baseline and always measured.
+    batches : list of int
+        How many consecutive prompts are decoded together, each with the seed it has alone, to the smallest of their
+        bounds. Those that fill no whole batch are left out of it.
+    max_new_tokens : int, optional
+        Upper bound on top of each prompt's own.
+    command : str, optional, kept in the file
+    restart : bool
+        Throw an unfinished run of `out` away instead of resuming it.
+    track : callable
+        Wraps the list of measurements, to show progress.
+    measure : callable, optional
+        In the place of `in_turn`, such as `ray_sweep.measure_on(...)`.
+    seconds : float
+        For the whole call, from here on. Prompts for which the time would not do are left out, or repeated less
+        often, and named under `prompts_left_out` in the settings; a prompt that is begun is measured in every cell.
+        The first is in any case.
+
+    Raises
+    ------
+    ValueError
+        Before anything is measured: for what does not fit or cannot work, an unfinished run of other settings.
+    """
+    end, batches = time.monotonic() + seconds, sorted(set(batches))
+    _check(len(prompts), batches, max_new_tokens, repeats, measure, seconds)
+    texts = {prompt.id: _describe(prompt, target, max_new_tokens) for prompt in prompts}
+    encoded, described = ({name: text[part] for name, text in texts.items()} for part in (0, 1))
+    cells = _cells(drafters, gammas, temperatures, batches)
+    settings = {"gammas": sorted({0, *gammas}), "temperatures": sorted({float(t) for t in temperatures})}
+    settings |= {"drafters": list(drafters), "batches": batches, "repeats": repeats, "seed": seed}
+    settings |= {"eos_ids": sorted(target.eos_ids), "prompts": described}
+    models = {"target": target.describe(), "draft": {name: d.describe() for name, d in drafters.items()}}
+    header = {**results.header(SCHEMA, command), "models": models, "settings": settings}
+    partial, header, rows = _open_partial(Path(out), header, restart)
+    done = set(map(_key, rows))
+    plan = [step for step in _plan(cells, prompts, repeats, seed) if _key(step) not in done]
+    budgets = {name: prompt["max_new_tokens"] for name, prompt in described.items()}
+    bounded = track if measure else lambda steps: in_time(track(steps), end, lambda step: step["block"])
+    for measured in (measure or in_turn)(target, drafters, plan, encoded, budgets, bounded):
+        _append(partial, measured)  # A batch is one line: it is there whole or not at all.
+        rows += measured
+    header["environment"]["gpus_after"] = gpu_state()
+    header["settings"] |= _left_out(header["settings"], rows)
+    result = {**header, "rows": sorted(rows, key=lambda row: row["order"])}
+    results.write(out, result)
+    partial.unlink()
+    return result
+
+
+def _check(num_prompts, batches, max_new_tokens, repeats, measure, seconds):
+    if measure is not None and seconds < math.inf:
+        raise ValueError("only what is measured in turn can be bounded in time; leave out `seconds`, or `measure`")
+    if repeats < 1 or (max_new_tokens is not None and max_new_tokens < 1):
+        raise ValueError(f"repeats and max_new_tokens must be at least 1, got {repeats} and {max_new_tokens}")
+    if not batches or not 1 <= batches[0] <= batches[-1] <= num_prompts:
+        raise ValueError(f"batches must lie between 1 and the number of prompts, {num_prompts}; got {batches}")
+
+
+def _left_out(settings, rows):
+    """What settings have to say of prompts that were not measured as often as asked; nothing where there are none."""
+    times = Counter(name for name, _ in {(row["prompt_id"], row["repeat"]) for row in rows})
+    prompts = settings["prompts"]
+    short = [name for name in prompts if times[name] < settings["repeats"]]
+    kept = {name: prompt for name, prompt in prompts.items() if times[name]}
+    return {"prompts": kept, "prompts_left_out": short} if short else {}
+
+
+def in_turn(target, drafters, plan, encoded, budgets, track=iter):
+    """Yield the rows of each step of a plan, measured here in turn, everything warmed up first."""
+    if plan:
+        _warm_up(target, drafters, dict.fromkeys(map(cell_of, plan)), next(iter(encoded.values())))
+    for step in track(plan):
+        yield _measure(target, drafters, step, encoded, min(budgets[name] for name in step["prompt_ids"]))
+
+
+def repeated_4gram_percent(ids):
+    """Share of 4-grams that occurred before in the same output, in percent; 0 where there are none.
+
+    Examples
+    --------
+    >>> repeated_4gram_percent([1, 2, 3, 4, 5])
+    0.0
+    >>> repeated_4gram_percent([7] * 8)
+    80.0
+    """
+    grams = [tuple(ids[i : i + 4]) for i in range(len(ids) - 3)]
+    return 100 * (1 - len(set(grams)) / len(grams)) if grams else 0.0
+
+
+def _describe(prompt, target, max_new_tokens):
+    """Token ids of a prompt that fits, and what the file says of it."""
+    budget = min(prompt.max_new_tokens, max_new_tokens or prompt.max_new_tokens)
+    ids = prompt.encode(target.tokenizer)
+    try:
+        check_prompt(ids, target, budget)
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id!r}: {error}") from error
+    return ids, {
+        "kind": prompt.kind,
+        "weight": prompt.weight,
+        "max_new_tokens": budget,
+        "num_prompt_tokens": len(ids),
+        "ids_sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16],
+    }
+
+
+def _cells(drafters, gammas, temperatures, batches):
+    arms = [(None, 0), *product(drafters, sorted(set(gammas) - {0}))]
+    grid = product(batches, sorted({float(temperature) for temperature in temperatures}), arms)
+    return [
+        {"drafter": name, "gamma": gamma, "temperature": temperature, "batch_size": batch}
+        for batch, temperature, (name, gamma) in grid
+    ]
+
+
+def _plan(cells, prompts, repeats, seed):
+    """Every measurement in order: all cells of a prompt together, starting one cell further for each prompt.
+
+    So slow drifts of the machine fall on all cells alike. A batch is measured with its first prompt. After a
+    whole block all cells have seen the same prompts.
+    """
+    plan, block_size = [], math.lcm(*(cell["batch_size"] for cell in cells))
+    for turn, (repeat, index) in enumerate(product(range(repeats), range(len(prompts)))):
+        start = turn % len(cells)
+        for cell in cells[start:] + cells[:start]:
+            together = [prompt.id for prompt in prompts[index : index + cell["batch_size"]]]
+            if index % cell["batch_size"] == 0 and len(together) == cell["batch_size"]:
+                where = {"prompt_ids": together, "repeat": repeat, "order": len(plan)}
+                where["block"] = (repeat, index // block_size)
+                plan.append({**cell, **where, "seed": seed + 1000 * repeat + index})
+    return plan
+
+
+def cell_of(step):
+    return tuple(step[name] for name in CELL)
+
+
+def _key(row):
+    """What tells a measurement from the others: of a planned one, or of any of its rows."""
+    first = row["prompt_ids"][0] if "prompt_ids" in row else row.get("first_prompt_id", row.get("prompt_id"))
+    return *cell_of(row), first, row["repeat"]
+
+
+def _measure(target, drafters, step, encoded, max_new_tokens):
+    """One measurement as rows; running out of memory or failing is a status, not the end of the sweep."""
+    prompt_ids, seed = step["prompt_ids"], step["seed"]
+    try:
+        generations = _generate(target, drafters, step, [encoded[name] for name in prompt_ids], seed, max_new_tokens)
+        status = "ok"
+    except (RuntimeError, ValueError, MemoryError) as error:
+        generations, status = None, "out of memory" if _is_out_of_memory(error) else f"failed: {error}"
+    if generations is None and torch.cuda.is_available():
+        torch.cuda.empty_cache()  # Only now has the error, and what its traceback held, been let go.
+    cell = {name: step[name] for name in CELL}
+    when = {"repeat": step["repeat"], "order": step["order"]}
+    together = {} if len(prompt_ids) == 1 else {"first_prompt_id": prompt_ids[0]}
+    rows = []
+    for i, prompt_id in enumerate(prompt_ids):
+        row = {**cell, "prompt_id": prompt_id, **together, **when, "seed": seed + i, "status": status}
+        rows.append({**row, **(_measured(generations[i]) if generations else dict.fromkeys(MEASURED))})
+    return rows
+
+
+def _measured(generation):
+    trace = generation.trace
+    return {
+        "stop_reason": generation.stop_reason,
+        "num_tokens": len(generation.ids),
+        "repeated_4gram_percent": round(repeated_4gram_percent(generation.ids), 2),
+        **{name: round(getattr(trace, name), 6) for name in SECONDS},
+        "peak_memory_bytes": trace.peak_memory_bytes,
+        "rounds": [[r.num_drafted, r.num_accepted, r.num_emitted] for r in trace.rounds],
+    }
+
+
+def _generate(target, drafters, step, prompts, seed, max_new_tokens):
+    return speculative(
+        target,
+        drafters.get(step["drafter"]),
+        prompts,
+        gamma=step["gamma"],
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(temperature=step["temperature"]),
+        eos_ids=target.eos_ids,
+        generator=[torch.Generator().manual_seed(seed + i) for i in range(len(prompts))],
+    )
+
+
+def _is_out_of_memory(error):
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
+
+
+def _warm_up(target, drafters, cells, prompt_ids):
+    """Every cell and every width once, discarded: first calls compile, tune and page in.
+
+    What cannot work at all with this pair is raised here, before the first row.
+    """
+    room = math.inf if target.context_length is None else target.context_length - len(prompt_ids) + 1
+    for cell in (dict(zip(CELL, cell, strict=True)) for cell in cells):
+        try:
+            _generate(target, drafters, cell, [prompt_ids] * cell["batch_size"], 0, min(2 * cell["gamma"] + 2, room))
+            target.reset()  # A drafter need not fill its block, so the full width is run by hand.
+            width = min(cell["gamma"] + 1, len(prompt_ids))
+            target.forward(torch.tensor([prompt_ids[:width]], device=target.device), num_logits=width)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+
+
+def _open_partial(out, header, restart):
+    """The file rows are appended to, its header and the rows it holds already."""
+    partial = out.with_name(out.name + ".partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    if partial.exists() and not restart:
+        content = partial.read_bytes()
+        end = content.rfind(b"\n") + 1
+        if end:
+            first, *rest = content[:end].decode().splitlines()
+            _check_same(json.loads(first), json.loads(json.dumps(header)), partial)
+            # Subtle: a kill can cut the last line short; it is cut off, and measured again.
+            os.truncate(partial, end)
+            return partial, json.loads(first), [row for line in rest for row in json.loads(line)]
+    partial.write_text(json.dumps(header) + "\n", encoding="utf-8")
+    return partial, header, []
+
+
+def _check_same(old, new, partial):
+    differing = [k for k in SAME if old.get(k) != new[k]]
+    differing += [k for k in SAME_MACHINE if old["environment"].get(k) != new["environment"][k]]
+    if differing:
+        raise ValueError(
+            f"{partial} is an unfinished sweep with another {', '.join(differing)}; finish it with the command it was "
+            "begun with, give another --out, or throw it away with --restart"
+        )
+
+
+def _append(partial, rows):
+    with open(partial, "a", encoding="utf-8") as file:
+        file.write(json.dumps(rows) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,64 @@
+"""What a rule refuses: rows that are no distribution, ids outside the vocabulary, shapes that do not match.
+
+It knows tensors. It does not know the rule. Read `specnb.rule.token` next.
+"""
+
+import torch
+
+from specnb.rule.draws import sum_dtype
+
+TOLERANCE = 1e-5  # A row of probabilities may miss a sum of 1 by this much.
+
+
+def check_rows(name, probs):
+    if not probs.is_floating_point():
+        raise ValueError(f"{name} must be a floating tensor, got {probs.dtype}")
+    if probs.ndim < 1 or probs.shape[-1] == 0:
+        raise ValueError(f"{name} must have a last dimension of at least one token, got shape {tuple(probs.shape)}")
+    # An expanded dimension holds the same numbers many times: they are checked once.
+    probs = probs[tuple(slice(1) if stride == 0 else slice(None) for stride in probs.stride())]
+    if probs.isnan().any():
+        raise ValueError(f"{name} holds NaN at {tuple(probs.isnan().nonzero()[0].tolist())}")
+    if (probs < 0).any():
+        where = tuple((probs < 0).nonzero()[0].tolist())
+        raise ValueError(f"{name} is negative at {where}: {probs[where].item():g}")
+    off = (probs.sum(-1, dtype=sum_dtype(probs)) - 1).abs()
+    if not (off <= TOLERANCE).all():
+        where = tuple((~(off <= TOLERANCE)).nonzero()[0].tolist())
+        raise ValueError(f"{name} row {where} misses a sum of 1 by {off[where].item():.3g}; normalise it first")
+
+
+def check_ids(draft_ids, draft_probs):
+    if draft_ids.is_floating_point() or draft_ids.is_complex() or draft_ids.dtype == torch.bool:
+        raise ValueError(f"draft_ids must be integers, got {draft_ids.dtype}")
+    if draft_ids.shape != draft_probs.shape[:-1]:
+        raise ValueError(
+            f"draft_ids has shape {tuple(draft_ids.shape)}, but draft_probs {tuple(draft_probs.shape)} "
+            f"asks for {tuple(draft_probs.shape[:-1])}"
+        )
+    vocab = draft_probs.shape[-1]
+    outside = (draft_ids < 0) | (draft_ids >= vocab)
+    if outside.any():
+        raise ValueError(f"draft id {draft_ids[outside][0].item()} is outside the vocabulary 0..{vocab - 1}")
+
+
+def check_block(target_probs, draft_probs, draft_ids, uniforms):
+    if target_probs.ndim < 2 or draft_probs.ndim < 2:
+        raise ValueError("target_probs and draft_probs need the dimensions (..., positions, vocab)")
+    check_rows("target_probs", target_probs)
+    check_rows("draft_probs", draft_probs)
+    check_ids(draft_ids, draft_probs)
+    *leading, gamma, vocab = draft_probs.shape
+    for name, shape, wanted in (
+        ("target_probs", target_probs.shape, (*leading, gamma + 1, vocab)),
+        ("uniforms", uniforms.shape, (*leading, gamma + 1)),
+    ):
+        if tuple(shape) != wanted:
+            raise ValueError(
+                f"{name} has shape {tuple(shape)}; with draft_probs {tuple(draft_probs.shape)} it must be {wanted}"
+            )
+    if not uniforms.is_floating_point():
+        raise ValueError(f"uniforms must be a floating tensor, got {uniforms.dtype}")
+    inside = (uniforms >= 0) & (uniforms < 1)
+    if not inside.all():
+        raise ValueError(f"uniforms must lie in [0, 1), got {uniforms[~inside][0].item()}")

@@ -1,0 +1,1 @@
+"""Running servers, asked over HTTP: are they lossless, and what do they bear?"""
