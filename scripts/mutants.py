@@ -12,7 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Fault, where it has been seen, file, what stands there, what is put in its place.
+# Fault, where it has been seen, file, what stands there (once), what is put in its place; then, where the core's tests
+# do not notice it, the test files that do: "theory" stands for tests/test_theory.py.
 MUTANTS = [
     (
         "target cache off by one",
@@ -39,7 +40,7 @@ MUTANTS = [
     (
         "draft cache not caught up",
         "vllm PR #9730",
-        "drafters.py",
+        "drafters/model.py",
         "prefix_ids[self.model.length :]",
         "prefix_ids[-1:]",
     ),
@@ -67,56 +68,56 @@ MUTANTS = [
     (
         "accepted tokens counted beyond the first rejection",
         "vllm PR #2658",
-        "rule.py",
+        "rule/token.py",
         "accepted.long().cumprod(-1).sum(-1)",
         "accepted.long().sum(-1)",
     ),
     (
         "acceptance not strict",
         "a token of target probability 0 passes at u = 0",
-        "rule.py",
-        "* _wide(draft_at, target_at) < _wide",
-        "* _wide(draft_at, target_at) <= _wide",
+        "rule/token.py",
+        "* wide(draft_at, target_at) < wide",
+        "* wide(draft_at, target_at) <= wide",
     ),
     (
         "recovered token from the target instead of the residual",
         "romsto skip_sample_adjustment",
-        "rule.py",
+        "rule/token.py",
         "torch.where((num_accepted < gamma)[..., None], recovered, weights)",
         "weights",
     ),
     (
         "residual without a fallback",
         "jaymody #5",
-        "rule.py",
+        "rule/token.py",
         "return torch.where(mass > 0, excess / mass, target)",
         "return excess / mass",
     ),
     (
         "recovered token from the last row",
         "romsto 53922df",
-        "rule.py",
-        "weights = _row(target_probs, num_accepted)",
+        "rule/token.py",
+        "weights = row_at(target_probs, num_accepted)",
         "weights = target_probs[..., -1, :]",
     ),
     (
         "running sum in float32",
         "the tail of a large vocabulary bends",
-        "rule.py",
+        "rule/draws.py",
         'return torch.float32 if values.device.type == "mps" else torch.float64',
         "return torch.float32",
     ),
     (
         "temperature dropped on the draft's side",
         "z-lab/dflash #74",
-        "drafters.py",
+        "drafters/model.py",
         "probs.append(sampling.probs(",
         "probs.append(type(sampling)().probs(",
     ),
     (
         "draft by argmax, probabilities of a softmax",
         "jaymody #3, transformers #32867",
-        "drafters.py",
+        "drafters/model.py",
         "inverse_cdf(probs[-1], uniforms[:, i])",
         "probs[-1].argmax(-1)",
     ),
@@ -137,7 +138,7 @@ MUTANTS = [
     (
         "prompt lookup matches its own suffix",
         "transformers PR #27775 (the kind)",
-        "drafters.py",
+        "drafters/lookup.py",
         "range(len(ids) - size - 1, -1, -1)",
         "range(len(ids) - size, -1, -1)",
     ),
@@ -151,7 +152,7 @@ MUTANTS = [
     (
         "every logit computed in the prefill",
         "transformers #30860",
-        "cache.py",
+        "models/cache.py",
         'options["logits_to_keep"] = num_logits',
         "pass",
     ),
@@ -165,7 +166,7 @@ MUTANTS = [
     (
         "padding of a shorter block tested like a draft",
         "vllm-ascend #13608 (the kind)",
-        "rule.py",
+        "rule/token.py",
         "accepted &= torch.arange(gamma, device=accepted.device) < num_drafted[..., None]",
         "pass",
     ),
@@ -179,35 +180,53 @@ MUTANTS = [
     (
         "padding written over a row's own cache",
         "left padding, the kind of CASES 30",
-        "cache.py",
+        "models/cache.py",
         "torch.where(offset < 0, num_slots - 1, before[0] + offset)",
         "before[0] + offset.clamp(min=0)",
     ),
     (
         "rejected drafts stay visible in a batch",
         "mlx-lm PR #1109 (the kind)",
-        "cache.py",
+        "models/cache.py",
         "<= torch.where(offset < 0, 0, slots)[..., None]",
         "<= torch.where(offset < 0, 0, slots).amax()",
     ),
     (
         "keys written one slot early",
         "transformers #47433 (the kind)",
-        "cache.py",
+        "models/cache.py",
         "stored[:, :, self.length : self.num_slots] = new",
         "stored[:, :, max(self.length - 1, 0) : self.num_slots - (self.length > 0)] = new",
     ),
     (
         "a batch keeps the wrong rows",
         "the kind of vllm #11123",
-        "cache.py",
+        "models/cache.py",
         "layer.keys, layer.values = layer.keys[rows], layer.values[rows]",
         "layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]",
+    ),
+    (
+        "the sum of an expanded row is that of its first entry",
+        "CASES 75",
+        "rule/checks.py",
+        "in probs.stride()[:-1])]",
+        "in probs.stride())]",
+    ),
+    (
+        "a verify cost that is missing is not named",
+        "CASES, fault 9",
+        "theory.py",
+        "    if cost is None:\n",
+        "    if False:\n",
+        "theory",
     ),
 ]
 
 
-def first_failure(name, old, new):
+CORE_TESTS = ("properties", "rule", "probs", "models", "drafters", "sampler", "batch", "cases")
+
+
+def first_failure(name, old, new, tests=()):
     """Name of the first test that fails with the fault planted, None where all pass."""
     with tempfile.TemporaryDirectory() as folder:
         for part in ("specnb", "tests", "data", "pyproject.toml"):
@@ -218,10 +237,10 @@ def first_failure(name, old, new):
         if source.count(old) != 1:
             raise SystemExit(f"{name} holds {old!r} {source.count(old)} times instead of once; mend scripts/mutants.py")
         path.write_text(source.replace(old, new))
-        # The module's own tests come first: they should be the ones that notice.
-        own = {"rule", "probs", "models", "drafters", "sampler"} & {name.removesuffix(".py")}
-        names = [*own, "properties", "rule", "probs", "models", "drafters", "sampler", "batch", "cases"]
-        tests = [f"tests/test_{part}.py" for part in dict.fromkeys(names)]
+        # The tests of the file's own room come first, after those the entry names: they should be the ones that notice.
+        own = [part for part in Path(name).with_suffix("").parts if (ROOT / "tests" / f"test_{part}.py").exists()]
+        names = dict.fromkeys([*tests, *own, *(() if tests else CORE_TESTS)])
+        tests = [f"tests/test_{part}.py" for part in names]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not model", *tests]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
@@ -230,8 +249,8 @@ def first_failure(name, old, new):
 
 def main():
     lines, missed = [], 0
-    for fault, seen, name, old, new in MUTANTS:
-        test = first_failure(name, old, new)
+    for fault, seen, name, old, new, *tests in MUTANTS:
+        test = first_failure(name, old, new, tests)
         missed += test is None
         lines.append(f"| {fault} | {seen} | `{name}` | {f'`{test}`' if test else '**none**'} |")
         print(f"{fault}: {test or 'NOT NOTICED'}", flush=True)

@@ -1,15 +1,15 @@
 """Closed forms for the speed of speculative decoding.
 
 It knows an acceptance probability, a draft length and two costs in units of one plain target step. It does not know
-torch. The functions of `alpha` are Leviathan et al. 2023 (arXiv 2211.17192), under their assumption that drafts are
-accepted independently with that probability, which `empirical_speedup` drops; `verify_cost` drops their second
-assumption, that verifying gamma + 1 tokens costs no more than one step. Read `specnb.measure.verdict` for what was
-measured.
+torch. The functions of `alpha` are those of Leviathan et al. 2023 (arXiv 2211.17192), who make two assumptions. Drafts
+are accepted independently with probability `alpha`: `empirical_speedup` does without that. Verifying gamma + 1 tokens
+costs no more than one step: `verify_cost` says what it really costs. Read `specnb.measure.verdict` next, which compares
+with what was measured.
 """
 
 from numbers import Real
 
-MAX_GAMMA = 512  # Where the search for the best draft length ends when no sequence of verify costs bounds it.
+MAX_GAMMA = 512  # The search for the best draft length ends here, unless a sequence or dict of costs ends earlier.
 
 
 def tokens_per_round(alpha, gamma):
@@ -23,9 +23,8 @@ def tokens_per_round(alpha, gamma):
     5.0
     """
     _check(alpha, gamma)
-    return float(
-        sum(alpha**i for i in range(int(gamma) + 1))
-    )  # The sum is exact where the quotient is 0 / 0, at alpha 1.
+    # The sum alpha^0 + ... + alpha^gamma equals the quotient, and is also right at alpha 1, where that is 0 / 0.
+    return float(sum(alpha**i for i in range(int(gamma) + 1)))
 
 
 def accepted_length_law(alpha, gamma):
@@ -46,13 +45,14 @@ def empirical_speedup(num_accepted, gamma, cost_ratio, verify_cost=1.0):
     Parameters
     ----------
     num_accepted : sequence of int
-        Drafts accepted in rounds that each drafted at least `gamma`. A shorter round would have accepted the first
-        `gamma` of them.
+        Drafts accepted in rounds that each drafted at least `gamma` tokens. A round that accepted more is counted as
+        `gamma`, because a round of length `gamma` would have accepted just those.
     gamma, cost_ratio, verify_cost : as in `speedup`
 
     Notes
     -----
-    What is left out: shorter rounds begin at other places of the text, where drafts may be easier or harder.
+    With another draft length the rounds would begin at other places of the text, where drafts may be easier or harder.
+    The prediction does not know that.
 
     Examples
     --------
@@ -75,8 +75,13 @@ def speedup(alpha, gamma, cost_ratio, verify_cost=1.0):
     gamma : int
     cost_ratio : float
         Time of one draft step over one plain target step (c).
-    verify_cost : float, sequence indexed by gamma, or callable of gamma
+    verify_cost : float, callable of gamma, or sequence or dict indexed by gamma
         Time to verify gamma + 1 tokens over one plain target step (v). With the default 1 this is Theorem 3.8.
+
+    Raises
+    ------
+    ValueError
+        For a value out of its range, and where `verify_cost` has no cost for this gamma.
 
     Examples
     --------
@@ -102,7 +107,7 @@ def operations_factor(alpha, gamma, operations_ratio):
 def best_gamma(alpha, cost_ratio, verify_cost=None):
     """Draft length with the highest expected `speedup`; 0 where none beats plain decoding, the smallest wins ties.
 
-    The search covers 0..len(verify_cost) - 1 for a sequence, else 0..512.
+    The search covers every gamma from 0 to the last that a sequence or dict of verify costs has, else to 512.
 
     Examples
     --------
@@ -112,12 +117,13 @@ def best_gamma(alpha, cost_ratio, verify_cost=None):
     0
     """
     cost = 1.0 if verify_cost is None else verify_cost
-    longest = MAX_GAMMA if callable(cost) or isinstance(cost, Real) else len(cost) - 1
+    unbounded = callable(cost) or isinstance(cost, Real)
+    longest = MAX_GAMMA if unbounded else max(cost.keys() if hasattr(cost, "keys") else range(len(cost)), default=0)
     return max(range(longest + 1), key=lambda gamma: speedup(alpha, gamma, cost_ratio, cost))
 
 
 def break_even_alpha(gamma, cost_ratio, verify_cost=1.0):
-    """Acceptance at which speculation with `gamma` costs exactly as much as plain decoding, None where none does.
+    """The alpha at which speculation with `gamma` is exactly as fast as plain decoding; None where no alpha reaches it.
 
     Examples
     --------
@@ -137,28 +143,57 @@ def break_even_alpha(gamma, cost_ratio, verify_cost=1.0):
 
 
 def _round_cost(gamma, cost_ratio, verify_cost):
+    _check_gamma(gamma)
     if cost_ratio < 0:
         raise ValueError(f"cost_ratio must be 0 or more, got {cost_ratio}")
-    return gamma * cost_ratio + verify_cost_at(verify_cost, gamma)
+    return gamma * cost_ratio + verify_cost_at(verify_cost, int(gamma))
 
 
 def verify_cost_at(verify_cost, gamma):
-    """The cost of verifying gamma + 1 tokens, from a number, a sequence by gamma or a callable."""
-    if callable(verify_cost):
-        cost = verify_cost(gamma)
-    elif isinstance(verify_cost, Real):
+    """The cost of verifying gamma + 1 tokens, from a number, a callable, or a sequence or dict by gamma.
+
+    Raises
+    ------
+    ValueError
+        Where there is none for this gamma, or it is not above 0.
+
+    Examples
+    --------
+    >>> verify_cost_at([1.0, 1.1, 1.3], 2)
+    1.3
+    >>> verify_cost_at({0: 1.0, 4: 1.3}, 2)
+    Traceback (most recent call last):
+    ValueError: verify_cost has nothing for gamma 2; it has gamma 0, 4
+    """
+    if isinstance(verify_cost, Real):
         cost = verify_cost
-    elif gamma < len(verify_cost):
-        cost = verify_cost[gamma]
     else:
-        raise ValueError(f"verify_cost has {len(verify_cost)} entries, so none for gamma {gamma}")
+        try:
+            cost = verify_cost(gamma) if callable(verify_cost) else verify_cost[gamma]
+        except LookupError:
+            cost = None
+    if cost is None:
+        raise ValueError(f"verify_cost has nothing for gamma {gamma}; {_gammas_of(verify_cost)}")
     if not cost > 0:
         raise ValueError(f"verify_cost must be above 0, got {cost} at gamma {gamma}")
     return cost
 
 
+def _gammas_of(verify_cost):
+    """Which gammas there is a cost for, in words; a bound method such as `costs.get` tells of the `costs` it is of."""
+    costs = getattr(verify_cost, "__self__", verify_cost)
+    if not hasattr(costs, "__len__"):
+        return "a callable must answer for every gamma it may be asked about"
+    gammas = sorted(costs.keys()) if hasattr(costs, "keys") else range(len(costs))
+    return f"it has gamma {', '.join(map(str, gammas))}" if len(gammas) else "it is empty"
+
+
+def _check_gamma(gamma):
+    if gamma < 0 or gamma != int(gamma):
+        raise ValueError(f"gamma must be a whole number, 0 or more, got {gamma}")
+
+
 def _check(alpha, gamma):
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is a probability, got {alpha}")
-    if gamma < 0 or gamma != int(gamma):
-        raise ValueError(f"gamma must be a whole number, 0 or more, got {gamma}")
+    _check_gamma(gamma)

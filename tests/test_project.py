@@ -1,6 +1,7 @@
 """The project around the package: pins that agree, notebooks in shape, a package that stays small."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -154,6 +155,15 @@ def assert_same_picture(path, again):
 
     old, new = imread(path), imread(again)
     assert old.shape == new.shape and (old != new).mean() < 1e-4  # less than one moved marker
+
+
+def test_every_planted_fault_finds_its_place_once_and_names_tests_that_exist():
+    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
+    mutants = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mutants)
+    for fault, _, name, old, new, *tests in mutants.MUTANTS:
+        assert (ROOT / "specnb" / name).read_text().count(old) == 1 and new != old, fault
+        assert all((ROOT / "tests" / f"test_{part}.py").exists() for part in tests), fault
 
 
 def test_every_figure_of_a_result_has_its_data():

@@ -116,6 +116,36 @@ def test_any_leading_shape_and_any_strides():
     assert together.num_accepted.unique().numel() > 1
 
 
+def views(values):
+    """The same numbers in other layouts: transposed, strided, reversed twice, and expanded where they are all alike."""
+    wide = torch.empty(*values.shape[:-1], 2 * values.shape[-1])
+    wide[..., ::2], wide[..., 1::2] = values, 9.0
+    yield from (values, values.transpose(0, -1).contiguous().transpose(0, -1), wide[..., ::2], values.flip(-1).flip(-1))
+    for dim in range(values.ndim):
+        if (values == values.narrow(dim, 0, 1)).all():
+            yield values.narrow(dim, 0, 1).expand(values.shape)
+
+
+@pytest.mark.parametrize("row", [[0.25] * 4, [1.0] * 4, [1.0], [0.1, 0.2, 0.3, 0.4], [0.5, 0.6], [2.0, -1.0]])
+def test_the_checks_say_the_same_of_a_row_however_it_lies_in_memory(row):
+    # An expanded row of ones sums to the number of tokens, and an expanded quarter over four tokens is a distribution.
+    right = min(row) >= 0 and sum(row) == pytest.approx(1)
+    seen = list(views(torch.tensor([[row] * 3] * 2)))
+    assert len(seen) == 7 if len(set(row)) == 1 else len(seen) == 6
+    for target in seen:
+        draft, ids = target[:, :2], torch.zeros(2, 2, dtype=torch.long)
+        for call in (
+            lambda: accept_probs(target, target, torch.zeros(2, 3, dtype=torch.long)),  # noqa: B023
+            lambda: residual(target, target),  # noqa: B023
+            lambda: verify(target, draft, ids, torch.full((2, 3), 0.5)),  # noqa: B023
+        ):
+            if right:
+                call()
+            else:
+                with pytest.raises(ValueError, match="misses a sum of 1|is negative"):
+                    call()
+
+
 def test_inputs_are_not_modified():
     # vllm-project/vllm-ascend PR #2881.
     arguments = [TARGET.expand(2, 3).clone(), DRAFT[None].clone(), torch.tensor([1]), torch.tensor([0.9, 0.2])]

@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 
 from specnb import theory
@@ -77,6 +78,44 @@ def test_the_verify_cost_may_be_a_number_a_sequence_or_a_callable():
     assert best_gamma(0.7, 0.1, lambda gamma: 1 + 0.2 * gamma) == best_gamma(0.7, 0.3)
 
 
+COSTS = {0: 1.0, 1: 1.1, 4: 1.3}
+
+
+@pytest.mark.parametrize(
+    ("verify_cost", "there"),
+    [
+        (COSTS, "it has gamma 0, 1, 4"),
+        (COSTS.get, "it has gamma 0, 1, 4"),
+        (COSTS.__getitem__, "it has gamma 0, 1, 4"),
+        (lambda gamma: COSTS.get(gamma), "a callable must answer"),
+        (pd.Series(COSTS), "it has gamma 0, 1, 4"),
+        ([1.0, 1.1], "it has gamma 0, 1"),
+        (np.array([1.0, 1.1]), "it has gamma 0, 1"),
+        ([1.0, 1.1].__getitem__, "it has gamma 0, 1"),
+        ([1.0, 1.1, None, 1.3], "it has gamma 0, 1, 2, 3"),
+        ({}, "it is empty"),
+        ([], "it is empty"),
+    ],
+)
+def test_a_verify_cost_that_lacks_a_gamma_is_named_with_those_that_are_there(verify_cost, there):
+    wanted = f"nothing for gamma {{}}; {there}"
+    for call in (speedup, break_even_alpha):
+        arguments = (0.7, 2) if call is speedup else (2,)
+        with pytest.raises(ValueError, match=wanted.format(2)):
+            call(*arguments, 0.1, verify_cost)
+    with pytest.raises(ValueError, match=wanted.format(2)):
+        theory.empirical_speedup([2, 0], 2, 0.1, verify_cost)
+    if there != "it is empty" and not isinstance(verify_cost, list | np.ndarray):
+        with pytest.raises(ValueError, match=wanted.format(2)):
+            best_gamma(0.7, 0.1, verify_cost)
+
+
+def test_a_verify_cost_may_be_a_dict_and_a_gamma_a_whole_float():
+    for verify_cost in (COSTS, pd.Series(COSTS), [1.0, 1.1, 1.1, 1.2, 1.3]):
+        assert speedup(0.7, 4.0, 0.1, verify_cost) == speedup(0.7, 4, 0.1, 1.3)
+    assert best_gamma(0.9, 0.01, {0: 1.0, 1: 1.1, 2: 1.2}) == best_gamma(0.9, 0.01, [1.0, 1.1, 1.2]) == 2
+
+
 def test_the_smallest_gamma_wins_ties():
     assert best_gamma(0.0, 0.0) == 0
     assert best_gamma(1.0, 1.0) == 0
@@ -99,6 +138,8 @@ def test_break_even_is_where_the_speed_up_is_one():
         lambda: speedup(0.5, 2, -0.1),
         lambda: speedup(0.5, 2, 0.1, 0.0),
         lambda: speedup(0.5, 2, 0.1, [1.0]),
+        lambda: theory.empirical_speedup([1], -1, 0.1, [1.0, 1.1]),
+        lambda: theory.accepted_length_law(0.5, 1.5),
     ],
 )
 def test_values_out_of_range_are_refused(call):

@@ -1,6 +1,7 @@
 """What a rule refuses: rows that are no distribution, ids outside the vocabulary, shapes that do not match.
 
-It knows tensors. It does not know the rule. Read `specnb.rule.token` next.
+Each function raises a ValueError that names the argument, the place and the value. It knows tensors. It does not know
+the rule. Read `specnb.rule.token` next.
 """
 
 import torch
@@ -11,12 +12,21 @@ TOLERANCE = 1e-5  # A row of probabilities may miss a sum of 1 by this much.
 
 
 def check_rows(name, probs):
+    """Refuse rows that are no distribution.
+
+    Examples
+    --------
+    >>> check_rows("target_probs", torch.tensor([[0.5, 0.5], [0.5, 0.6]]))
+    Traceback (most recent call last):
+    ValueError: target_probs row (1,) misses a sum of 1 by 0.1; normalise it first
+    """
     if not probs.is_floating_point():
         raise ValueError(f"{name} must be a floating tensor, got {probs.dtype}")
     if probs.ndim < 1 or probs.shape[-1] == 0:
         raise ValueError(f"{name} must have a last dimension of at least one token, got shape {tuple(probs.shape)}")
-    # An expanded dimension holds the same numbers many times: they are checked once.
-    probs = probs[tuple(slice(1) if stride == 0 else slice(None) for stride in probs.stride())]
+    # Rows that `expand` repeats share their memory, so one of them is checked for all. The last dimension stays whole,
+    # for its sum counts every entry: torch.tensor([1.0]).expand(4) sums to 4.
+    probs = probs[tuple(slice(1) if stride == 0 else slice(None) for stride in probs.stride()[:-1])]
     if probs.isnan().any():
         raise ValueError(f"{name} holds NaN at {tuple(probs.isnan().nonzero()[0].tolist())}")
     if (probs < 0).any():
@@ -28,7 +38,19 @@ def check_rows(name, probs):
         raise ValueError(f"{name} row {where} misses a sum of 1 by {off[where].item():.3g}; normalise it first")
 
 
+def check_pair(target_probs, draft_probs, shape):
+    """Refuse rows that are no distributions, and two tensors of different shapes; `shape` says which is expected."""
+    check_rows("target_probs", target_probs)
+    check_rows("draft_probs", draft_probs)
+    if target_probs.shape != draft_probs.shape:
+        raise ValueError(
+            f"target_probs {tuple(target_probs.shape)} and draft_probs {tuple(draft_probs.shape)} "
+            f"must have the same shape {shape}"
+        )
+
+
 def check_ids(draft_ids, draft_probs):
+    """Refuse draft ids that are no integers, have the wrong shape, or lie outside the vocabulary."""
     if draft_ids.is_floating_point() or draft_ids.is_complex() or draft_ids.dtype == torch.bool:
         raise ValueError(f"draft_ids must be integers, got {draft_ids.dtype}")
     if draft_ids.shape != draft_probs.shape[:-1]:
@@ -43,6 +65,7 @@ def check_ids(draft_ids, draft_probs):
 
 
 def check_block(target_probs, draft_probs, draft_ids, uniforms):
+    """Refuse a block that `verify` cannot judge: bad rows, ids or uniforms, or shapes that do not fit each other."""
     if target_probs.ndim < 2 or draft_probs.ndim < 2:
         raise ValueError("target_probs and draft_probs need the dimensions (..., positions, vocab)")
     check_rows("target_probs", target_probs)

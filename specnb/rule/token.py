@@ -1,15 +1,16 @@
 """The token rule on probability vectors: each draft is accepted or rejected by itself.
 
 It knows probabilities, draft ids and uniforms, batched over any leading dimensions. It does not know logits, models,
-or where the uniforms come from. Read `specnb.exact` beside it (the same rule in fractions) and `specnb.sampler` next.
+or where the uniforms come from. Read `specnb.exact` beside it, which has the same rule in fractions, and
+`specnb.sampler` next.
 
-Names: `target_probs` is p and `draft_probs` is q in Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023
+`target_probs` is p and `draft_probs` is q in Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023
 (arXiv 2302.01318) write q for the target and p for the draft.
 """
 
 import torch
 
-from specnb.rule.checks import check_block, check_ids, check_rows
+from specnb.rule.checks import check_block, check_ids, check_pair
 from specnb.rule.draws import Verdict, at, inverse_cdf, residual_weights, row_at, wide
 
 
@@ -36,13 +37,7 @@ def accept_probs(target_probs, draft_probs, draft_ids):
     >>> [round(accept_probs(target, draft, torch.tensor([x])).item(), 4) for x in range(3)]
     [1.0, 0.6, 0.3333]
     """
-    check_rows("target_probs", target_probs)
-    check_rows("draft_probs", draft_probs)
-    if target_probs.shape != draft_probs.shape:
-        raise ValueError(
-            f"target_probs {tuple(target_probs.shape)} and draft_probs {tuple(draft_probs.shape)} "
-            "must have the same shape (..., gamma, vocab)"
-        )
+    check_pair(target_probs, draft_probs, "(..., gamma, vocab)")
     check_ids(draft_ids, draft_probs)
     target_at = at(wide(target_probs, draft_probs), draft_ids)
     draft_at = at(wide(draft_probs, target_probs), draft_ids)
@@ -58,8 +53,9 @@ def residual(target_probs, draft_probs):
 
     Returns
     -------
-    Tensor of shape `(..., vocab)`. A row without residual mass (p = q) is the target's own: a rejection there can
-    only come from rounding, and the target is the one law that keeps the output unbiased.
+    Tensor of shape `(..., vocab)`
+        Where p = q no mass is left, and the row is the target's own. A rejection there can only come from rounding, and
+        drawing from the target is the one way to keep the output unbiased.
 
     Raises
     ------
@@ -71,13 +67,7 @@ def residual(target_probs, draft_probs):
     >>> residual(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.3, 0.1, 0.6]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    check_rows("target_probs", target_probs)
-    check_rows("draft_probs", draft_probs)
-    if target_probs.shape != draft_probs.shape:
-        raise ValueError(
-            f"target_probs {tuple(target_probs.shape)} and draft_probs {tuple(draft_probs.shape)} "
-            "must have the same shape (..., vocab)"
-        )
+    check_pair(target_probs, draft_probs, "(..., vocab)")
     target, draft = wide(target_probs, draft_probs), wide(draft_probs, target_probs)
     excess = (target - draft).clamp(min=0)
     mass = excess.sum(-1, keepdim=True)
@@ -95,10 +85,10 @@ def verify(target_probs, draft_probs, draft_ids, uniforms):
     ----------
     target_probs : Tensor of shape `(..., gamma + 1, vocab)`
     draft_probs : Tensor of shape `(..., gamma, vocab)`
-        The probabilities `draft_ids` were really drawn from: the proof needs nothing else of the draft.
+        The probabilities that `draft_ids` were really drawn from. The proof needs nothing else of the draft.
     draft_ids : integer Tensor of shape `(..., gamma)`
     uniforms : Tensor of shape `(..., gamma + 1)`, in [0, 1)
-        float64 is recommended; those after a rejection are not used, but for the last.
+        float64 is recommended. Those after a rejection are not used, except the last, which draws `next_id`.
 
     Returns
     -------
@@ -108,8 +98,8 @@ def verify(target_probs, draft_probs, draft_ids, uniforms):
     Raises
     ------
     ValueError
-        For shapes that do not match, NaN, negative or unnormalised rows, uniforms outside [0, 1), ids out of range,
-        and for a draft id of draft probability 0, which the draft cannot have drawn.
+        For shapes that do not match, NaN, negative or unnormalised rows, uniforms outside [0, 1) and ids out of range.
+        Also for a draft id of draft probability 0: the draft cannot have drawn it.
 
     Notes
     -----
@@ -138,13 +128,22 @@ def verify(target_probs, draft_probs, draft_ids, uniforms):
 def verify_unchecked(target_probs, draft_probs, draft_ids, uniforms, num_drafted=None):
     """`verify` without its checks, for a caller that made the inputs itself.
 
-    `num_drafted`, of the leading shape, is for blocks of different lengths in one batch: what follows the first so many
-    drafts is padding, whose draft probabilities must be 0. Then what is left of p there is p, the bonus token's law.
+    `num_drafted`, of the leading shape, says how many drafts each block really has, so that blocks of different lengths
+    fit one batch. The drafts after that many are padding, and the caller gives them rows of zeros in `draft_probs`. A
+    block that is accepted as a whole then draws its bonus token from max(p - 0, 0) = p, as it should.
+
+    Examples
+    --------
+    >>> target = torch.tensor([[0.6, 0.3, 0.1]]).expand(3, 3)
+    >>> draft = torch.tensor([[0.2, 0.5, 0.3], [0.0, 0.0, 0.0]])  # one draft and one row of padding
+    >>> ids, uniforms = torch.tensor([0, 0]), torch.tensor([0.5, 0.0, 0.7])
+    >>> verify_unchecked(target, draft, ids, uniforms, num_drafted=torch.tensor(1))
+    Verdict(num_accepted=tensor(1), next_id=tensor(1))
     """
     gamma = draft_ids.shape[-1]
     target_at = at(target_probs[..., :gamma, :], draft_ids)  # (..., gamma), p(x) in Algorithm 1
     draft_at = at(draft_probs, draft_ids)  # (..., gamma), q(x)
-    # The product is taken in the uniforms' float64: dividing in float32 could round a ratio below 1 up to 1.
+    # Multiply in the uniforms' float64 instead of dividing: a float32 quotient just below 1 could round up to 1.
     accepted = uniforms[..., :gamma] * wide(draft_at, target_at) < wide(target_at, draft_at)
     if num_drafted is not None:
         accepted &= torch.arange(gamma, device=accepted.device) < num_drafted[..., None]
@@ -152,7 +151,8 @@ def verify_unchecked(target_probs, draft_probs, draft_ids, uniforms, num_drafted
 
     weights = row_at(target_probs, num_accepted)  # (..., vocab)
     if gamma:
-        # Subtle: after a full block there is no draft row to subtract; the last one is taken and then not used.
+        # Subtle: after a full block there is no draft row to subtract. The clamp picks the last one, so that the index
+        # is valid, and `torch.where` then ignores what came of it.
         draft_row = row_at(draft_probs, num_accepted.clamp(max=gamma - 1))
         recovered = residual_weights(wide(weights, draft_row), wide(draft_row, weights))
         weights = torch.where((num_accepted < gamma)[..., None], recovered, weights)
