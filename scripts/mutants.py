@@ -220,6 +220,14 @@ MUTANTS = [
         "    if False:\n",
         "theory",
     ),
+    (
+        "an option of generate() is known by how it begins",
+        "the kind of transformers #45865",
+        "audit/settings.py",
+        "if name not in HARMLESS and name not in UNTOLD",
+        "if not name.startswith(tuple(name[:4] for name in HARMLESS)) and name not in UNTOLD",
+        "audit",
+    ),
 ]
 
 

@@ -13,7 +13,8 @@ import torch
 from specnb import gof
 from specnb.audit import compare_greedy, margin_in_ulps, teacher_forced
 from specnb.audit.generate import PATHS, audit_transformers, check_candidates
-from specnb.audit.tiny import joint_law, lossy_settings, tiny_pair
+from specnb.audit.settings import HARMLESS, NEUTRAL, UNTOLD, lossy_settings
+from specnb.audit.tiny import joint_law, tiny_pair
 from specnb.cli.commands import main
 from specnb.drafters import ModelDrafter
 from specnb.models import CausalLM
@@ -174,6 +175,49 @@ def test_settings_the_expected_law_does_not_know_are_refused(options):
         audit_transformers("assistant", n=1, options=options, generate=never)
     with pytest.raises(ValueError, match="unknown path"):
         audit_transformers("no such path", generate=never)
+
+
+@pytest.mark.parametrize("where", ["options", "generation_config"])
+@pytest.mark.parametrize(
+    "name",
+    ["use_lossy_drafts", "cache_config", "cache_rounding", "assistant_lenience", "max_time", "max_bias", "output_bias",
+     "num_assistant_skips", "prompt_lookup_top_k", "target_bias", "_from_elsewhere", "eos_bonus", "tokenizer_bias"],
+)  # fmt: skip
+def test_an_option_is_known_by_its_full_name_not_by_how_it_begins(name, where):
+    target, assistant = tiny_pair(4)
+    if where == "generation_config":
+        setattr(target.generation_config, name, 0.5)
+    options = {name: 0.5} if where == "options" else {}
+    common = {"target": target, "assistant": assistant, "options": options}
+    for audit in (
+        lambda: audit_transformers(generate=never, path="assistant", **common),
+        lambda: check_candidates(**common),
+    ):
+        with pytest.raises(ValueError, match=f"does not know {name}=0.5; leave it out"):
+            audit()
+
+
+def test_every_field_of_a_generation_config_is_known_harmless_neutral_or_refused():
+    from transformers import GenerationConfig
+
+    known = HARMLESS | set(UNTOLD)
+    for name in vars(GenerationConfig()):
+        target, assistant = tiny_pair(4)
+        setattr(target.generation_config, name, NEUTRAL.get(name))
+        common = {"target": target, "assistant": assistant, "generate": lambda *_, **__: torch.zeros(1, 99).long()}
+        audit_transformers("plain", n=1, vocab=4, **common)  # a neutral value is no reason to refuse
+        if name not in known:
+            for value in (0.3, 7, [[1]], 0 if NEUTRAL.get(name) else True):
+                with pytest.raises(ValueError, match=f"does not know {name}="):
+                    audit_transformers("plain", n=1, vocab=4, options={name: value}, **common)
+
+
+def test_a_rounding_cache_of_the_target_is_lossy_by_its_settings():
+    target, assistant = tiny_pair(4)
+    options = {"cache_implementation": "quantized"}
+    report = audit_transformers("assistant", target=target, assistant=assistant, options=options, generate=never)
+    assert report.verdict == "not lossless by its settings" and "cache_implementation='quantized'" in report.found
+    assert lossy_settings(target, assistant, {"cache_implementation": "static"}) == []
 
 
 # ---- generate(): its sampled law

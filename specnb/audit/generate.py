@@ -1,7 +1,7 @@
-"""The installed transformers' `generate()` with drafts: is its sampled law the target's, are its drafts what they say?
+"""Does the installed transformers' `generate()` keep the target's law when it drafts, and are its drafts what they say?
 
 It knows how to ask `generate()` for a text and which law the text should have. It does not know how `generate()` works,
-but for one seam: `check_candidates` listens to what its candidate generators return. Read `specnb.audit` first.
+with one exception: `check_candidates` listens to what its candidate generators return. Read `specnb.audit` first.
 """
 
 from contextlib import contextmanager
@@ -10,22 +10,16 @@ import numpy as np
 
 from specnb import gof
 from specnb.audit import LEVEL, Report, report_of
-from specnb.audit.tiny import SAMPLING, UNTOLD, eos_ids_of, joint_law, lossy_settings, tiny_pair, told
+from specnb.audit.settings import SAMPLING, check_known, lossy_settings, told
+from specnb.audit.tiny import eos_ids_of, joint_law, tiny_pair
 
-# Each path as options of generate(); add one by giving its options under a new name.
+# Each path as options of generate(). To add a path, give its options under a new name.
 PATHS = {
     "plain": lambda assistant, gamma: {},
     "assistant": lambda assistant, gamma: {"assistant_model": assistant},
     "prompt lookup": lambda assistant, gamma: {"prompt_lookup_num_tokens": gamma},
     "early exit": lambda assistant, gamma: {"assistant_early_exit": 1},
 }
-
-
-# Beginnings of fields of a generation config that leave the law as it is. Others are refused: the law is not told them.
-HARMLESS = (
-    "_from_", "assistant_", "bos_", "cache_", "do_sample", "eos_", "is_assistant", "max_", "num_assistant_", "output_",
-    "pad_", "prompt_lookup_", "target_", "tokenizer", "transformers_version", "use_",
-)  # fmt: skip
 
 
 def audit_transformers(
@@ -41,11 +35,11 @@ def audit_transformers(
     n, length : int
         Calls, each one text, and how many of its first tokens are counted, together as one cell.
     target, assistant : transformers models, optional
-        Default: `tiny_pair(vocab, gamma=gamma)`. Keep vocab ** length small: the law is enumerated.
+        Default: `tiny_pair(vocab, gamma=gamma)`. Keep vocab ** length small, because every outcome is enumerated.
     seed : int
         Of torch's global generator, which `generate()` draws from; its state is put back.
     options : dict, optional
-        More options of `generate()`, over `SAMPLING`; None leaves one out.
+        More options of `generate()`, on top of `settings.SAMPLING`; None leaves one out.
     generate : callable, (target, input_ids, **options) -> ids `(1, n)`, optional
         Another engine in the place of the target's own.
     track : callable
@@ -54,8 +48,13 @@ def audit_transformers(
     Returns
     -------
     Report
-        By `gof.chi_square`; "not lossless by its settings", before any call, where a setting is lossy by design or
-        differs between the two sides.
+        By `gof.chi_square`. Where a setting is lossy by design or differs between the two sides, the verdict is "not
+        lossless by its settings" and nothing is drawn.
+
+    Raises
+    ------
+    ValueError
+        Before any call, for an unknown path and for an option of which the audit does not know what it does to the law.
     """
     from specnb.probs import Sampling
 
@@ -86,14 +85,14 @@ def check_candidates(
 ):  # fmt: skip
     """Contract check: is the q a candidate generator returns the q its first candidate was drawn from?
 
-    Listens to the candidate generator of `n` calls of `generate()`. The first candidate of each is counted against
-    softmax of the logits returned with it, which is what the verifier takes for q. Parameters as in
-    `audit_transformers`. A generator that needs the target's outputs first drafts in the second round, after another
-    prefix each time: it is tested against the mean of its rows, which can only make the test less strict.
+    It listens to the candidate generator during `n` calls of `generate()` and counts the first candidate of each call
+    against softmax of the logits returned with it, which is what the verifier takes for q. Parameters are as in
+    `audit_transformers`. A generator that needs the target's outputs drafts from the second round on, after another
+    prefix each time. It is then tested against the mean of its rows, which can only make the test less strict.
 
-    `planted`, (candidate ids, logits) -> the same, changed, is a fault between generator and verifier, to see the check
-    fail. The verdict is "cannot test" where no logits are returned: the verifier then compares drafts with the target's
-    own draws, which is lossless whatever the draft.
+    `planted` is a fault to put between generator and verifier, so as to see the check fail: a callable from (candidate
+    ids, logits) to the same, changed. Where no logits are returned the verdict is "cannot test": the verifier then
+    compares drafts with the target's own draws, which is lossless whatever the draft.
     """
     target, assistant, prompt_ids, settings = _prepare(path, target, assistant, prompt_ids, vocab, gamma, options)
     size = target.config.vocab_size
@@ -136,10 +135,7 @@ def _prepare(path, target, assistant, prompt_ids, vocab, gamma, options):
         raise ValueError("the path 'assistant' with a target of your own needs an assistant too")
     settings = {**SAMPLING, **PATHS[path](assistant, gamma), **(options or {})}
     settings = {name: value for name, value in settings.items() if value is not None}
-    named = {**target.generation_config.to_diff_dict(), **settings}
-    unknown = [name for name in named if named[name] and not name.startswith(HARMLESS) and name not in UNTOLD]
-    if unknown or not settings.get("do_sample"):
-        raise ValueError(f"the expected law does not know {', '.join(unknown) or 'do_sample=False'}; leave it out")
+    check_known(target, settings)
     return target, assistant, [token % target.config.vocab_size for token in prompt_ids], settings
 
 

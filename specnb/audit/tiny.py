@@ -1,15 +1,9 @@
-"""A tiny random pair of models, the exact law of a few tokens, and what makes a run of `generate()` lossy.
+"""A tiny random pair of models, and the exact law of a few tokens.
 
-It knows generation configs. It does not know tests. Read `specnb.audit.generate` next.
+It knows transformers' models. It does not know tests. Read `specnb.audit.settings` next.
 """
 
-# What generate() is told on both sides; without top_k=0 it keeps 50 tokens, silently.
-SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-
-
-# What it does when told nothing; these four are all that the expected law knows of.
-UNTOLD = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
-
+from specnb.audit.settings import SAMPLING
 
 MAX_CELLS = 100_000
 
@@ -38,35 +32,6 @@ def tiny_pair(vocab=32, *, gamma=3, seed=7, eos_id=None, family="Llama", **optio
         target, assistant = build(2), build(1)
     assistant.load_state_dict(target.state_dict(), strict=False)
     return target, assistant
-
-
-def lossy_settings(target, assistant, options):
-    """What makes a run lossy, or its two sides differ, known before anything is drawn: a list of sentences."""
-    sides = {"generate()": options.get, "the target's generation_config": config_of(target).get}
-    if assistant is not None:
-        sides["the assistant's generation_config"] = config_of(assistant).get
-    weights = {side: get("assistant_ensemble_weight") for side, get in sides.items()}
-    found = [
-        f"assistant_ensemble_weight={weight} in {side}: drafts are verified against a mixture of target and draft"
-        for side, weight in weights.items()
-        if weight is not None
-    ]
-    ours, theirs = told(target, options), told(assistant, {}) if assistant is not None else told(target, options)
-    return found + [
-        f"{name} is {ours[name]} for the target and {theirs[name]} for the assistant; set it on both sides"
-        for name in UNTOLD
-        if ours[name] != theirs[name]
-    ]
-
-
-def told(model, options):
-    """Temperature, top_k, top_p and min_p in force: from the options, else the generation config, else `UNTOLD`."""
-    said = {**UNTOLD, **{k: v for k, v in config_of(model).items() if v is not None}, **options}
-    return {name: said[name] for name in UNTOLD}
-
-
-def config_of(model):
-    return model.generation_config.to_dict()
 
 
 def joint_law(target, prompt_ids, length, sampling):
