@@ -5,7 +5,7 @@ from pathlib import Path
 
 import draft_card
 
-from specnb.cli.commands import main
+from specnb.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 

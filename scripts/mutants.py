@@ -228,6 +228,30 @@ MUTANTS = [
         "if not name.startswith(tuple(name[:4] for name in HARMLESS)) and name not in UNTOLD",
         "audit",
     ),
+    (
+        "a second --draft of generate is dropped",
+        "found by use",
+        "cli/generate.py",
+        "if len(draft or ()) > 1:",
+        "if False:",
+        "cli",
+    ),
+    (
+        "errors inside a library are reported as bad input",
+        "found by use",
+        "cli/app.py",
+        "    return raised_here and",
+        "    return",
+        "cli",
+    ),
+    (
+        "a list of pairs passes for a JSON object",
+        "found by use",
+        "cli/parts.py",
+        "if not isinstance(found, dict):",
+        "if not isinstance(found, (dict, list)):",
+        "cli",
+    ),
 ]
 
 

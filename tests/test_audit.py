@@ -15,7 +15,7 @@ from specnb.audit import compare_greedy, margin_in_ulps, teacher_forced
 from specnb.audit.generate import PATHS, audit_transformers, check_candidates
 from specnb.audit.settings import HARMLESS, NEUTRAL, UNTOLD, lossy_settings
 from specnb.audit.tiny import joint_law, tiny_pair
-from specnb.cli.commands import main
+from specnb.cli import main
 from specnb.drafters import ModelDrafter
 from specnb.models import CausalLM
 from specnb.probs import Sampling

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from specnb.cli.commands import main
+from specnb.cli import main
 from specnb.measure import concurrency, sweep, verdict
 from tests.test_sweep import OPTIONS, make_pair, prompts  # noqa: F401 (a fixture)
 

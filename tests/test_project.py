@@ -143,7 +143,7 @@ def test_a_code_cell_of_a_solution_is_short(path):
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_a_result_has_its_figure_and_it_is_current(path, tmp_path, capsys):
     """Drawn again from the result file of its name, it is the same picture; `make figures` mends it."""
-    from specnb.cli.commands import main
+    from specnb.cli import main
 
     again = tmp_path / f"{path.stem}.png"
     assert main(["report", str(path), "--figure", str(again)]) == 0

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from specnb.cli.commands import main
+from specnb.cli import main
 from specnb.measure.prompts import Prompt
 from specnb.serving.load import parse_metrics, serve_bench, table
 

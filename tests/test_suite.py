@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from specnb.cli.commands import main
+from specnb.cli import main
 from specnb.measure import costs, sweep
 from specnb.measure import shapes as suite
 from tests.conftest import FakeClock
@@ -131,9 +131,9 @@ def test_costs_and_sweep_share_the_time_of_the_suite(tmp_path, monkeypatch, aske
     clock, given = FakeClock(), []
     monkeypatch.setattr(time, "monotonic", clock)
     monkeypatch.setattr("specnb.models.available_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr("specnb.cli.commands.load", lambda *_: (None, {}))
-    monkeypatch.setattr("specnb.cli.commands.show_costs", lambda *_: None)
-    monkeypatch.setattr("specnb.cli.commands.show_sweep", lambda *_: None)
+    monkeypatch.setattr("specnb.cli.parts.Pair.load", lambda *_: (None, {}))
+    monkeypatch.setattr("specnb.cli.sweep.show_costs", lambda *_: None)
+    monkeypatch.setattr("specnb.cli.sweep.show_sweep", lambda *_: None)
     monkeypatch.setattr(suite, "run", lambda *_, **options: clock.advance(100) or given.append(options["seconds"]))
     monkeypatch.setattr(sweep, "run", lambda *_, **options: given.append(options["seconds"]))
     command = ["sweep", "--suite", "gpu", "--force", "--out", str(tmp_path / "r.json"), *asked]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specnb import theory
-from specnb.cli.commands import main
+from specnb.cli import main
 from specnb.drafters import ModelDrafter, PromptLookup
 from specnb.measure import sweep, verdict
 from specnb.measure.compare import compare

@@ -1,5 +1,5 @@
 """The command line: one file a command. Everything here can be had without it, as a few calls of the package."""
 
-from specnb.cli.commands import main
+from specnb.cli.app import main
 
 __all__ = ["main"]

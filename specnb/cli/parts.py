@@ -1,47 +1,70 @@
-"""What several commands share: target and drafters by name, and the types of options."""
+"""What several commands share: options, how a list of numbers is written, target and drafters by name."""
 
-import argparse
 import json
+import math
+import re
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 PAIR, SHIPPED_DRAFT = "smollm2", "smollm2-draft"
+MOST_NUMBERS = 10_000
 
-
-def add_pair(parser):
-    parser.add_argument("--target", default=PAIR, help="smollm2 (default), a hub id or a local folder")
-    parser.add_argument(
-        "--draft",
-        action="append",
+Target = Annotated[str, typer.Option(help="smollm2, a hub id or a local folder.")]
+Draft = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
         help=f"lookup, {SHIPPED_DRAFT} (made for smollm2), the folder of a draft made by make draft, a model with the "
         "target's vocabulary, or lookup+ before one of these, which then drafts at most 2 tokens, where nothing can be "
-        "copied; in a sweep it may be given more than once (default: "
-        f"{SHIPPED_DRAFT} for smollm2, in a sweep lookup too; lookup for other targets)",
-    )
-    parser.add_argument(
-        "--device",
+        "copied; in a sweep it may be given more than once.",
+        show_default=f"{SHIPPED_DRAFT} for smollm2, in a sweep lookup too; lookup for other targets",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
         help="cpu, cuda, cuda:1, mps, or auto, which spreads a target too large for one GPU over all of them (needs "
-        "accelerate; default: cuda where there is one, else cpu)",
-    )
-    parser.add_argument("--dtype", help="bfloat16, float16, float32 (default: bfloat16 where it is fast)")
+        "accelerate).",
+        show_default="cuda where there is one, else cpu",
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="bfloat16, float16, float32, float64.", show_default="bfloat16 where it is fast, else float32"),
+]
+Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines.", show_default="the project's prompts")]
 
 
-def load(arguments, default):
-    """The target, and its drafters by name; `default` names those of the pair that ships with the project."""
-    from specnb.models import CausalLM, load_pair
+@dataclass(frozen=True)
+class Pair:
+    """Target and drafts as they are named on the command line."""
 
-    spread = arguments.device == "auto"
-    options = {"dtype": arguments.dtype} | ({"device_map": "auto"} if spread else {"device": arguments.device})
-    if arguments.target == PAIR:
-        target, shipped, _ = load_pair(device=None if spread else arguments.device, dtype=arguments.dtype)
-    else:
-        target, shipped, default = CausalLM.from_pretrained(arguments.target, **options), None, ["lookup"]
-    if target.tokenizer is None:
-        raise ValueError(f"{arguments.target} has no tokenizer; the command line needs one")
-    drafters = {}
-    for name in arguments.draft or default:
-        short = "+".join(Path(part).name for part in name.split("+"))
-        drafters[short if short not in drafters else name] = _drafter(name, target, shipped, options)
-    return target, drafters
+    target: str
+    draft: list[str] | None
+    device: str | None
+    dtype: str | None
+
+    def load(self, default):
+        """The target, and its drafters by name; `default` names those of the pair that ships with the project."""
+        from specnb.models import CausalLM, load_pair
+
+        spread = self.device == "auto"
+        options = {"dtype": self.dtype} | ({"device_map": "auto"} if spread else {"device": self.device})
+        if self.target == PAIR:
+            target, shipped, _ = load_pair(device=None if spread else self.device, dtype=self.dtype)
+        else:
+            target, shipped, default = CausalLM.from_pretrained(self.target, **options), None, ["lookup"]
+        if target.tokenizer is None:
+            raise ValueError(f"{self.target} has no tokenizer; the command line needs one")
+        drafters = {}
+        for name in self.draft or default:
+            short = "+".join(Path(part).name for part in name.split("+"))
+            drafters[short if short not in drafters else name] = _drafter(name, target, shipped, options)
+        return target, drafters
 
 
 def _drafter(name, target, shipped, options):
@@ -64,34 +87,63 @@ def _drafter(name, target, shipped, options):
     return ModelDrafter(CausalLM.from_pretrained(name, **options))
 
 
-def whole_numbers(text):
+def whole_numbers(text, at_least=0):
+    """The numbers that a text such as "0-3,6" names, in order.
+
+    >>> whole_numbers("6,0-3")
+    [0, 1, 2, 3, 6]
+    """
+    if not isinstance(text, str):  # a default, read already
+        return text
     values = set()
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            values.update(range(int(first), int(last or first) + 1))
-    except ValueError:
-        values.clear()
-    if not values:
-        raise argparse.ArgumentTypeError(f"{text!r} names no numbers; write them like 0-8 or 1,2,4")
+    for part in text.split(","):
+        written = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
+        numbers = range(int(written[1]), int(written[2] or written[1]) + 1) if written else range(0)
+        if not numbers or numbers[0] < at_least or len(numbers) > MOST_NUMBERS:
+            raise typer.BadParameter(
+                f"{part!r} names no whole numbers of at least {at_least}; write them like {at_least}-8 or 1,2,4"
+            )
+        values.update(numbers)
     return sorted(values)
 
 
-def positive(text):
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 def temperatures(text):
+    """The temperatures that a text such as "0,0.7" names.
+
+    >>> temperatures("0,0.7")
+    [0.0, 0.7]
+    """
+    if not isinstance(text, str):
+        return text
     try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of temperatures; write them like 0,0.7,1") from error
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [math.nan]
+    if not all(0 <= value < math.inf for value in values):
+        raise typer.BadParameter(f"{text!r} is no list of temperatures of at least 0; write them like 0,0.7,1")
+    return values
 
 
 def fields(text):
+    """The JSON object written in `text`."""
     try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f"""{text!r} is no JSON object; write it like '{{"top_k": 0}}'""") from error
+        found = json.loads(text, parse_constant=_no_number) if isinstance(text, str) else text
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"""{text!r} is no JSON object; write it like '{{"top_k": 0}}'""")
+    return found
+
+
+def _no_number(name):
+    raise ValueError(f"{name} is no number that JSON knows")
+
+
+def whole_number_list(at_least, **options):
+    """The type of an option that takes a list of whole numbers."""
+    return Annotated[Any, typer.Option(parser=partial(whole_numbers, at_least=at_least), metavar="LIST", **options)]
+
+
+def json_object(**options):
+    """The type of an option that takes a JSON object."""
+    return Annotated[Any, typer.Option(parser=fields, metavar="JSON", **options)]

@@ -4,37 +4,38 @@ It knows which files there are and how each is shown; what they mean is `verdict
 """
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 
-def add_report(commands):
-    report = commands.add_parser("report", help="print table and verdict of a result file")
-    report.add_argument("result", type=Path)
-    report.add_argument("--figure", type=Path, help="draw the picture here too")
-    report.add_argument("--compare", type=Path, metavar="OTHER", help="set another result beside it, with differences")
-    report.set_defaults(run=_report)
-
-
-def _report(arguments):
+def report(
+    path: Annotated[Path, typer.Argument(metavar="RESULT", help="The result file.")],
+    figure: Annotated[Path | None, typer.Option(help="Draw the picture here too.")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="OTHER", help="Set another result beside it, with differences.")
+    ] = None,
+):
+    """Print table and verdict of a result file."""
     from specnb.measure import results, verdict
-    from specnb.measure.compare import compare
+    from specnb.measure.compare import compare as side_by_side
 
-    result = results.load(arguments.result)
+    result = results.load(path)
     kind = results.kind_of(result)
     if kind not in SHOWN:
-        raise ValueError(f"{arguments.result} holds a result of another kind, {kind}; shown are {', '.join(SHOWN)}")
-    if arguments.compare is not None and kind != "sweep":
-        raise ValueError(f"{arguments.result} is a result of another kind, {kind}; only those of sweeps are compared")
-    if arguments.figure is not None and kind not in DRAWN:
-        raise ValueError(f"{arguments.result}: there is no figure of a result of kind {kind}; leave --figure out")
+        raise ValueError(f"{path} holds a result of another kind, {kind}; shown are {', '.join(SHOWN)}")
+    if compare is not None and kind != "sweep":
+        raise ValueError(f"{path} is a result of another kind, {kind}; only those of sweeps are compared")
+    if figure is not None and kind not in DRAWN:
+        raise ValueError(f"{path}: there is no figure of a result of kind {kind}; leave --figure out")
     try:
-        SHOWN[kind](result, arguments.result, arguments.figure)
+        SHOWN[kind](result, path, figure)
     except KeyError as missing:
-        raise ValueError(f"{arguments.result} is no whole result of kind {kind}: it lacks {missing}") from missing
-    if arguments.compare is not None:
-        other = verdict.load(arguments.compare)
+        raise ValueError(f"{path} is no whole result of kind {kind}: it lacks {missing}") from missing
+    if compare is not None:
+        other = verdict.load(compare)
         print(f"\nbeside it, b: {verdict.origin(other)}")
-        print(compare(*map(verdict.frame, (result, other))).to_string(index=False, float_format="{:.2f}".format))
-    return 0
+        print(side_by_side(*map(verdict.frame, (result, other))).to_string(index=False, float_format="{:.2f}".format))
 
 
 def show_sweep(result, path, figure):

@@ -4,48 +4,53 @@ It reads prompts, writes a file and prints the table of `specnb.serving.load`.
 """
 
 from pathlib import Path
+from typing import Annotated
 
-from specnb.cli.parts import fields, whole_numbers
+import typer
+
+from specnb.cli.parts import Prompts, json_object, whole_number_list
 from specnb.cli.report import show_serve
 
 
-def add_serve_bench(commands):
-    parser = commands.add_parser("serve-bench", help="concurrency against latency and throughput of a running server")
-    parser.add_argument("--endpoint", required=True, metavar="URL", help="base URL, such as http://127.0.0.1:8111")
-    parser.add_argument("--model", help="name sent with each request, where the server asks for one")
-    parser.add_argument("--concurrency", type=whole_numbers, default="1,2,4", help="requests at once (default 1,2,4)")
-    parser.add_argument("--requests", type=int, default=16, help="sent in all at each concurrency (default 16)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="(default 64)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="(default 0)")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the project's prompts)")
-    parser.add_argument("--seconds", type=float, default=300, help="for each concurrency (default 300)")
-    parser.add_argument("--timeout", type=float, default=60, help="for each request (default 60)")
-    parser.add_argument("--options", type=fields, default={}, help="""more fields, as JSON, such as '{"top_k": 0}'""")
-    parser.add_argument(
-        "--server", type=fields, help="""what is known of it, kept in the file, as JSON, such as '{"version": "1.2"}'"""
-    )
-    parser.add_argument("--out", type=Path, help="result file")
-    parser.set_defaults(run=_run)
-
-
-def _run(arguments):
+def serve_bench(
+    context: typer.Context,
+    endpoint: Annotated[str, typer.Option(metavar="URL", help="Base URL, such as http://127.0.0.1:8111.")],
+    model: Annotated[
+        str | None, typer.Option(help="Name sent with each request, where the server asks for one.")
+    ] = None,
+    concurrency: whole_number_list(1, help="Requests at once.") = "1,2,4",
+    requests: Annotated[int, typer.Option(min=1, help="Sent in all at each concurrency.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    prompts: Prompts = None,
+    seconds: Annotated[float, typer.Option(help="For each concurrency.")] = 300,
+    timeout: Annotated[float, typer.Option(help="For each request, in seconds.")] = 60,
+    options: json_object(help="""More fields, as JSON, such as '{"top_k": 0}'.""") = "{}",
+    server: json_object(
+        help="""What is known of it, kept in the file, as JSON, such as '{"version": "1.2"}'."""
+    ) = None,
+    out: Annotated[Path | None, typer.Option(help="Result file.")] = None,
+):
+    """Measure a running server at several concurrencies."""
     from rich.progress import track
 
     from specnb.measure.prompts import DEFAULT_PROMPTS, load_prompts
-    from specnb.serving.load import serve_bench
+    from specnb.serving import load
 
-    prompts = load_prompts(arguments.prompts or DEFAULT_PROMPTS)
-    result = serve_bench(
-        arguments.endpoint,
-        prompts,
-        concurrencies=arguments.concurrency,
-        out=arguments.out,
-        command=arguments.command_line,
+    result = load.serve_bench(
+        endpoint,
+        load_prompts(prompts or DEFAULT_PROMPTS),
+        concurrencies=concurrency,
+        requests=requests,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        model=model,
+        seconds=seconds,
+        timeout=timeout,
+        options=options,
+        server=server,
+        out=out,
+        command=context.obj,
         track=lambda levels: track(levels, description="asking", update_period=1),
-        **{
-            name: getattr(arguments, name)
-            for name in ("requests", "max_tokens", "temperature", "model", "seconds", "timeout", "options", "server")
-        },
     )
-    show_serve(result, arguments.out, None)
-    return 0
+    show_serve(result, out, None)

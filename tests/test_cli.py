@@ -1,10 +1,13 @@
 import json
+import os
 import re
+import subprocess
 import sys
 
 import pytest
+import torch
 
-from specnb.cli.commands import main
+from specnb.cli import main
 from specnb.cli.report import SHOWN
 from specnb.drafters.pruned import PrunedLM, made_for, save_draft
 from specnb.models import CausalLM
@@ -63,7 +66,7 @@ def test_a_busy_machine_is_refused_unless_forced(folders, capsys, monkeypatch):
 
 def test_a_ray_cluster_without_ray_is_refused_before_a_model_is_loaded(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("specnb.cli.commands.load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("specnb.cli.parts.Pair.load", lambda *_: pytest.fail("a model was loaded"))
     assert main(["sweep", "--ray", "local", "--force", "--out", str(tmp_path / "r.json")]) == 1
     assert "pip install 'ray>=2.50'" in capsys.readouterr().err
 
@@ -113,19 +116,95 @@ def test_a_result_that_is_not_whole_is_named_with_what_it_lacks(kind, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["--gammas", "x"], "0-8 or 1,2,4"), (["--temperatures", "hot"], "0,0.7,1")]
+    ("arguments", "message"),
+    [
+        (["sweep", "--gammas", "x"], "0-8 or 1,2,4"),
+        (["sweep", "--gammas=-1"], "at least 0"),
+        (["sweep", "--gammas", "1,5-2"], "'5-2' names no whole numbers"),
+        (["sweep", "--gammas", "0-999999999"], "0-8 or 1,2,4"),
+        (["sweep", "--batches", "0-4"], "at least 1"),
+        (["sweep", "--temperatures", "hot"], "0,0.7,1"),
+        (["sweep", "--temperatures=-1"], "at least 0"),
+        (["sweep", "--temperatures", "0,nan"], "0,0.7,1"),
+        (["sweep", "--repeats", "0"], "--repeats"),
+        (["serve-bench", "--endpoint", "x", "--concurrency", "0"], "at least 1"),
+        (["serve-bench", "--endpoint", "x", "--options", "[]"], "JSON object"),
+        (["serve-bench", "--endpoint", "x", "--options", '[["top_k", 0]]'], "JSON object"),
+        (["serve-bench", "--endpoint", "x", "--server", '{"x": NaN}'], "NaN is no number"),
+        (["audit", "transformers", "--level", "2"], "--level"),
+        (["fetch", "--from", "elsewhere"], "index"),
+        (["fetch", "--no-such-option"], "--no-such-option"),
+        (["no-such-command"], "no-such-command"),
+    ],
 )
-def test_lists_that_cannot_be_read_are_refused_with_an_example(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        main(["sweep", *arguments])
-    assert message in capsys.readouterr().err
+def test_options_that_cannot_be_read_are_refused_with_what_is_taken(arguments, message, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_generate_refuses_a_second_draft_before_anything_is_loaded(capsys, monkeypatch):
+    monkeypatch.setattr("specnb.cli.parts.Pair.load", lambda *_: pytest.fail("a model was loaded"))
+    assert main(["generate", "x", "--draft", "lookup", "--draft", "other"]) == 1
+    assert "one --draft, got lookup, other" in capsys.readouterr().err
+
+
+def broken(kind):
+    """Stands in the place of a command's work and fails as a programming error would."""
+
+    def report(*_, **__):
+        if kind == "inside a library":
+            return torch.zeros(2).reshape(3)  # a RuntimeError of torch's
+        if kind == "of an expression":
+            return int("x")
+        raise {"KeyError": KeyError("rows"), "TypeError": TypeError("rows"), "AssertionError": AssertionError()}[kind]
+
+    return report
+
+
+@pytest.mark.parametrize("kind", ["inside a library", "of an expression", "KeyError", "TypeError", "AssertionError"])
+def test_a_programming_error_is_reported_as_a_fault_of_specnb(kind, capsys, monkeypatch):
+    monkeypatch.setattr("specnb.models.fetch.fetch", broken(kind))
+    assert main(["fetch"]) == 1
+    error = capsys.readouterr().err
+    assert "a fault of specnb" in error and "--traceback" in error and len(error.splitlines()) == 1
+    assert main(["fetch", "--traceback"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_refusal_shows_its_traceback_only_where_it_is_asked_for(capsys):
+    assert main(["report", "nowhere.json"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    for words in (["--traceback", "report", "nowhere.json"], ["report", "nowhere.json", "--traceback"]):
+        assert main(words) == 1
+        error = capsys.readouterr().err
+        assert "Traceback" in error and "fault of specnb" not in error and "nowhere.json" in error
 
 
 def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
+    assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert all(command in printed for command in ("fetch", "generate", "sweep", "report", "examples:"))
+    for command in ("fetch", "generate", "sweep", "report", "audit", "serve-bench"):
+        assert re.search(rf"^  {command} .*\.$", printed, re.M), f"{command} is missing, or its line is cut short"
+    assert "examples:" in printed and "--traceback" in printed
+
+
+def test_help_comes_without_importing_torch():
+    code = "import sys; from specnb.cli import main; main(['sweep', '--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_the_module_runs_as_the_command_does():
+    done = subprocess.run([sys.executable, "-m", "specnb", "report", "nowhere.json"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("specnb: ") and done.stderr.count("\n") == 1
+
+
+def test_a_terminal_that_knows_only_ascii_gets_the_rest_escaped():
+    code = "import sys; from specnb.cli import main; sys.exit(main(['report', 'caf\u00e9\u2026.json']))"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and r"caf\xe9\u2026.json" in done.stderr
 
 
 def test_an_interrupt_says_that_nothing_is_lost(folders, capsys, monkeypatch):
@@ -134,4 +213,5 @@ def test_an_interrupt_says_that_nothing_is_lost(folders, capsys, monkeypatch):
 
     monkeypatch.setattr("specnb.measure.sweep.run", interrupted)
     assert main(sweep_arguments(folders)) == 130
-    assert "resumes" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "resumes" in error and "specnb: interrupted" in error

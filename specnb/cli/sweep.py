@@ -1,0 +1,174 @@
+"""The command `specnb sweep`: measure over a grid, then print table and verdict and draw the figure.
+
+It finds out what is meant and where it goes, and refuses what cannot work. The measuring is `specnb.measure.sweep`.
+"""
+
+import math
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from specnb.cli import parts
+from specnb.cli.parts import PAIR, SHIPPED_DRAFT, Device, Draft, Dtype, Pair, Prompts, Target, whole_number_list
+from specnb.cli.report import show_costs, show_sweep
+
+SUITE_SECONDS, COSTS_SHARE = 450, 0.6  # Half a minute of the eight is for loading and drawing.
+
+
+def sweep(
+    context: typer.Context,
+    target: Target = PAIR,
+    draft: Draft = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    gammas: whole_number_list(0, help="Draft lengths, such as 0-8 or 1,2,4.") = "0-4,6,8",
+    temperatures: Annotated[Any, typer.Option(parser=parts.temperatures, metavar="LIST", help="0 is greedy.")] = "0,1",
+    batches: whole_number_list(1, help="Requests at once, such as 1,2,4.") = "1",
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS|local", help="Each cell on its own GPU or CPU slot of a Ray cluster."),
+    ] = None,
+    prompts: Prompts = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the first so many prompts.", show_default="14 of the project's, all of a FILE"),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="At most so many tokens an answer.", show_default="24 for the project's, else as FILE says"
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1)] = 1,
+    seed: int = 0,
+    seconds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="For all measurements; prompts beyond are left out.",
+            show_default=f"no bound; {SUITE_SECONDS} for the suite",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Result file.", show_default="data/sweep-TARGET-DRAFT-DEVICE.json")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Picture.", show_default="figures/ for a result in data/, else beside it")
+    ] = None,
+    suite: Annotated[
+        Literal["gpu"] | None,
+        typer.Option(
+            help="gpu: costs of forwards at the sizes of published pairs with random weights, to data/costs-gpu.json, "
+            "then the sweep; bounded to 8 minutes, needs no network."
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a finished result, once the new one is complete.")
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw an unfinished sweep away instead of resuming it.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Measure although the machine is busy.")] = False,
+):
+    """Measure speed against draft length, and whether it pays."""
+    from rich.progress import track
+
+    from specnb.measure.prompts import DEFAULT_PROMPTS, load_prompts
+    from specnb.measure.sweep import run
+    from specnb.models import available_device
+
+    own = prompts is not None
+    loaded = load_prompts(prompts or DEFAULT_PROMPTS, limit or (None if own else 14))
+    where = available_device(None if device == "auto" else device)
+    out = out or _default_out(target, draft, where, batches)
+    seconds = seconds or (SUITE_SECONDS if suite else math.inf)
+    _refuse(where, out, seconds, suite=suite, ray=ray, replace=replace, force=force)
+    pair = Pair(target, draft, device, dtype)
+    measure = _measure_on_ray(ray, pair, where) if ray else None
+    same = {"command": context.obj, "restart": restart}
+    began = time.monotonic()
+    try:
+        if suite and (replace or not out.with_name("costs-gpu.json").exists()):
+            _costs(out.with_name("costs-gpu.json"), where, dtype, seconds=COSTS_SHARE * seconds, **same)
+        model, drafters = pair.load(["lookup", SHIPPED_DRAFT])
+        result = run(
+            model,
+            drafters,
+            loaded,
+            out=out,
+            gammas=gammas,
+            temperatures=temperatures,
+            batches=batches,
+            max_new_tokens=max_new_tokens or (None if own else 24),
+            repeats=repeats,
+            seed=seed,
+            track=lambda steps: track(steps, description="measuring", update_period=1),
+            measure=measure,
+            seconds=seconds - (time.monotonic() - began),
+            **same,
+        )
+    except KeyboardInterrupt:
+        print("\nspecnb: what was measured is kept; the same command resumes", file=sys.stderr)
+        raise
+    figure = figure or _figure_of(out)
+    show_sweep(result, out, figure)
+    print("\nwritten:", out, figure)
+
+
+def _default_out(target, draft, device, batches):
+    """Where the result of a sweep goes that names no --out: a name made of target, drafts and device."""
+    from specnb.models.fetch import PROJECT
+
+    drafts = draft or ([] if target == PAIR else ["lookup"])
+    names = (Path(name).name.lower() for name in (target, *drafts))
+    many = "" if batches == [1] else "-batches"
+    return PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}{many}.json"
+
+
+def _refuse(device, out, seconds, *, suite, ray, replace, force):
+    """Raise for a sweep that cannot work, or not here and now, before anything is loaded."""
+    from specnb.timing import busy_reasons
+
+    if suite and device.type != "cuda":
+        raise ValueError(f"the suite needs a CUDA device, and this is {device.type}; run specnb sweep without --suite")
+    if ray and seconds < math.inf:
+        raise ValueError("on a Ray cluster nothing bounds the time; leave out --ray, or --seconds and --suite")
+    if out.exists() and not replace:
+        raise ValueError(f"{out} holds a finished sweep; give another --out, or --replace it")
+    if not force and (reasons := busy_reasons()):
+        raise RuntimeError(
+            f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
+            "or measure all the same with --force"
+        )
+
+
+def _measure_on_ray(address, pair, device):
+    from specnb.measure.on_ray import measure_on
+
+    return measure_on(address, partial(pair.load, ["lookup", SHIPPED_DRAFT]), num_gpus=int(device.type == "cuda"))
+
+
+def _costs(out, device, dtype, **options):
+    """The suite's cost curves, shown and drawn."""
+    from rich.progress import track
+
+    from specnb.measure import shapes
+
+    result = shapes.run(
+        out,
+        device=device,
+        dtype=dtype,
+        track=lambda names: track(names, description="costs", update_period=1),
+        **options,
+    )
+    show_costs(result, out, _figure_of(out))
+    print("\nwritten:", out, _figure_of(out))
+
+
+def _figure_of(out):
+    folder = out.parent.parent / "figures" if out.parent.name == "data" else out.parent
+    return folder / f"{out.stem}.png"
