@@ -156,11 +156,12 @@ def step_seconds(target, drafter, sampling, repeats):
     """
 
     def draft(ids, num_logits):
-        return drafter.propose([0] * drafter.model.length + ids[0].tolist(), 1, sampling, uniforms, target)[1]
+        prefix = [0] * drafter.model.length + ids[0].tolist()
+        return drafter.propose([prefix], [1], sampling, uniforms, target).probs
 
     def verify(ids, num_logits):
-        probs = sampling.probs(target.forward(ids, num_logits))
-        verify_unchecked(probs, probs[:, 1:], ids[:, ids.shape[1] - num_logits + 1 :], uniforms(num_logits))
+        probs = sampling.probs(target.forward(ids, num_logits).logits)
+        verify_unchecked(probs, probs[:, 1:], ids[:, ids.shape[1] - num_logits + 1 :], uniforms([num_logits]))
         return probs
 
     widths, options = range(1, GAMMAS[-1] + 3), {"context_lengths": [CONTEXT], "repeats": repeats}
@@ -169,8 +170,8 @@ def step_seconds(target, drafter, sampling, repeats):
     return [drafted[0], *verified]
 
 
-def uniforms(n):
-    return torch.rand(1, n, dtype=torch.float64)
+def uniforms(counts):
+    return torch.rand(1, max(counts), dtype=torch.float64)
 
 
 def reliability_of(target, drafter, prompts, sampling, gamma=4):

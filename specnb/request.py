@@ -1,12 +1,43 @@
-"""What a run is asked for, checked before any work.
+"""The rows of a run: what is asked for, checked before any work, and each prompt's own randomness.
 
 It knows prompts, counts and generators, and how prompts of a batch stand beside each other. It does not know drafting.
 Read `specnb.sampler` next.
 """
 
 import operator
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass
+class Row:
+    """One prompt of a run: what is committed, how long it may grow, and where its uniforms come from."""
+
+    index: int
+    committed: list
+    end: int
+    source: torch.Generator
+
+    def block_length(self, gamma, context_length):
+        """Draft length of a round: gamma, less what may not be emitted or does not fit the draft's context window.
+
+        What may be emitted fits the target's window: `check_prompt` has seen to it.
+        """
+        room = [gamma, self.end - len(self.committed) - 1]
+        if context_length is not None:
+            # The last draft token is never fed to the draft.
+            room.append(context_length - len(self.committed) + 1)
+        return max(min(room), 0)
+
+
+def rows_of(prompts, target, max_new_tokens, generator):
+    """A `Row` for each prompt; a ValueError for one that cannot be served."""
+    rows = []
+    for index, (prompt, source) in enumerate(zip(prompts, sources(generator, len(prompts)), strict=True)):
+        committed = check_prompt(prompt, target, max_new_tokens)
+        rows.append(Row(index, committed, len(committed) + max_new_tokens, source))
+    return rows
 
 
 def check_prompt(prompt_ids, target, max_new_tokens):
@@ -58,6 +89,28 @@ def sources(generator, num_prompts):
 
 
 def padded(rows, device):
-    """Lists of ids as `(batch, n)`, shorter ones padded on the left, and how many are real in each."""
+    """Lists of ids as one tensor `(batch, n)`, shorter ones padded on the left, and how many are real in each.
+
+    Examples
+    --------
+    >>> padded([[1, 2, 3], [4]], "cpu")
+    (tensor([[1, 2, 3],
+            [0, 0, 4]]), [3, 1])
+    """
     longest = max(map(len, rows))
     return torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device), list(map(len, rows))
+
+
+def uniforms_of(rows, counts, device):
+    """Uniforms `(batch, n)`, each row's from its own source, .5 where it needs fewer.
+
+    They are float64, drawn on the CPU and moved, so a seed means the same on every device.
+    """
+    uniforms = torch.full((len(rows), max(counts)), 0.5, dtype=torch.float64)
+    for row, count, line in zip(rows, counts, uniforms, strict=True):
+        torch.rand(count, dtype=torch.float64, generator=row.source, out=line[:count])
+    if device.type == "mps":  # MPS has no float64; rounding must not make a 1.
+        return uniforms.float().clamp(max=1 - 2**-24).to(device)
+    if device.type == "cuda":
+        return uniforms.pin_memory().to(device, non_blocking=True)
+    return uniforms.to(device)

@@ -6,7 +6,7 @@ import torch
 
 from specnb import exact
 from specnb.audit.battery import battery
-from specnb.drafters import ModelDrafter, PromptLookup
+from specnb.drafters import Draft, ModelDrafter, PromptLookup
 from specnb.drafters.adaptive import BelowThreshold, CostAware, EarlyStop, Heuristic
 from specnb.models import CausalLM, TableModel
 from specnb.probs import Sampling
@@ -42,10 +42,10 @@ class DropsTheLast(EarlyStop):
     """The wrong variant: the token that ended the block is taken out of it."""
 
     def propose(self, *arguments):
-        ids, probs = super().propose(*arguments)
-        gamma = arguments[1]
+        ids, probs, *_ = super().propose(*arguments)
+        (gamma,) = arguments[1]
         keep = ids.shape[-1] - (0 < ids.shape[-1] < gamma or self.stop([probs[0, -1, ids[0, -1]].item()]))
-        return ids[:, :keep], probs[:, :keep]
+        return Draft(ids[:, :keep], probs[:, :keep], [keep])
 
 
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
@@ -70,7 +70,8 @@ def test_a_block_ends_with_the_first_token_below_the_threshold():
     uniforms = torch.tensor([[0.9, 0.1, 0.1, 0.1]], dtype=torch.float64)
     drafter = EarlyStop(draft, BelowThreshold(0.45))
     target, _ = table_pair()
-    ids, probs = drafter.propose([0], 4, Sampling(), lambda n: uniforms[:, :n], target)
+    drafter.begin(1)
+    ids, probs, *_ = drafter.propose([[0]], [4], Sampling(), lambda counts: uniforms[:, : max(counts)], target)
     assert ids.tolist() == [[2, 0, 0]] and probs.shape == (1, 3, 3)
     assert probs[0, 2].tolist() == pytest.approx([0.2, 0.3, 0.5])
 
@@ -131,7 +132,7 @@ def test_rounds_without_a_proposal_leave_the_schedule_as_it_was():
     target = CausalLM(tiny_model("Llama"))
     heuristic = Heuristic(PromptLookup(min_ngram=3), start=3)
     trace = speculative(target, heuristic, [1, 2, 3], gamma=8, max_new_tokens=6, sampling=Sampling(temperature=0)).trace
-    assert all(r.num_drafted == 0 for r in trace.rounds[:3]) and heuristic._length == 3
+    assert all(r.num_drafted == 0 for r in trace.rounds[:3]) and heuristic._longest == [3]
 
 
 def test_what_they_are_is_in_a_result_file_and_bad_values_are_refused():
@@ -142,3 +143,20 @@ def test_what_they_are_is_in_a_result_file_and_bad_values_are_refused():
         BelowThreshold(1.5)
     with pytest.raises(ValueError, match="start must be at least 1"):
         Heuristic(PromptLookup(), start=0)
+
+
+def test_every_row_of_a_batch_stops_by_its_own_rule_and_drafts_what_it_would_alone():
+    target, draft = (
+        CausalLM(tiny_model("Llama")),
+        CausalLM(tiny_model("Llama", layers=1, seed=1, initializer_range=0.5)),
+    )
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+    for drafter in (EarlyStop(draft, BelowThreshold(0.1)), Heuristic(ModelDrafter(draft), start=2)):
+        options = {"gamma": 6, "max_new_tokens": 24, "sampling": Sampling()}
+        generators = [[torch.Generator().manual_seed(i) for i in range(3)] for _ in range(2)]
+        together = speculative(target, drafter, prompts, generator=generators[0], **options)
+        for prompt, generator, row in zip(prompts, generators[1], together, strict=True):
+            alone = speculative(target, drafter, prompt, generator=generator, **options)
+            assert alone.ids == row.ids
+            counts = [[(r.num_drafted, r.num_accepted) for r in run.trace.rounds] for run in (alone, row)]
+            assert counts[0] == counts[1] and len({drafted for drafted, _ in counts[0]}) > 2

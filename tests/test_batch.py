@@ -1,13 +1,15 @@
 """Batches: every row must be what it would be alone, whatever its neighbours' lengths, luck and ends."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from specnb import exact, sampler
 from specnb.audit.battery import battery, independence
-from specnb.drafters import Drafter, FirstOf, ModelDrafter, PromptLookup
-from specnb.drafters.adaptive import BelowThreshold, EarlyStop, Heuristic
+from specnb.drafters import Draft, Drafter, FirstOf, ModelDrafter, PromptLookup
+from specnb.drafters.adaptive import EarlyStop
 from specnb.models import CausalLM, TableModel, cache
 from specnb.probs import Sampling
 from specnb.sampler import autoregressive, speculative
@@ -46,16 +48,16 @@ def test_batched_greedy_equals_each_row_alone_in_float64(tiny, family, gamma):
 class RightOrWrong(Drafter):
     """Drafts what plain decoding would emit for some prompts, and never that for the others."""
 
-    serves_batches = True
-
     def __init__(self, texts, right):
         self.texts, self.right = texts, right
 
-    def propose(self, prefix_ids, gamma, sampling, draw, target):
+    def propose(self, prefixes, gammas, sampling, draw, target):
+        return Draft.one_hot([self.ahead(*row) for row in zip(prefixes, gammas, strict=True)], target)
+
+    def ahead(self, prefix_ids, gamma):
         (text,) = (text for text in self.texts if text[: len(prefix_ids)] == prefix_ids)
         ahead = text[len(prefix_ids) : len(prefix_ids) + gamma]
-        ids = torch.tensor([ahead if self.texts.index(text) in self.right else [(x + 1) % VOCAB for x in ahead]])
-        return ids, torch.nn.functional.one_hot(ids, VOCAB).double()
+        return ahead if self.texts.index(text) in self.right else [(x + 1) % VOCAB for x in ahead]
 
 
 @pytest.mark.parametrize("right", [{0}, {1}, {0, 1}, set()])
@@ -97,18 +99,17 @@ def test_a_row_does_not_change_with_its_neighbours(tiny):
 class Ragged(Drafter):
     """Drafts from a table, one token fewer for each place in its row's prompt: blocks of a batch differ in length."""
 
-    serves_batches = True
-
-    def propose(self, prefix_ids, gamma, sampling, draw, target):
-        k, uniforms, prefix, ids, rows = max(gamma - prefix_ids[0], 0), draw(gamma), list(prefix_ids), [], []
-        for i in range(k):
-            rows.append([float(x) for x in draft_by_prefix(tuple(prefix[1:]))])
-            ids.append(int(np.searchsorted(np.cumsum(rows[-1]), uniforms[0, i].item(), side="right")))
-            prefix.append(ids[-1])
-        return (
-            torch.tensor([ids], dtype=torch.long),
-            torch.tensor([rows], dtype=torch.float64).reshape(1, k, target.vocab_size),
-        )
+    def propose(self, prefixes, gammas, sampling, draw, target):
+        num_drafted = [max(gamma - prefix[0], 0) for prefix, gamma in zip(prefixes, gammas, strict=True)]
+        uniforms, batch, longest = draw(gammas), len(prefixes), max(num_drafted)
+        ids, probs = torch.ones(batch, longest, dtype=torch.long), torch.ones(batch, longest, 3, dtype=torch.float64)
+        for row, prefix in enumerate(map(list, prefixes)):
+            for i in range(num_drafted[row]):
+                probs[row, i] = torch.tensor([float(x) for x in draft_by_prefix(tuple(prefix[1:]))])
+                cumulative = np.cumsum(probs[row, i].numpy())
+                ids[row, i] = int(np.searchsorted(cumulative, uniforms[row, i].item(), side="right"))
+                prefix.append(ids[row, i].item())
+        return Draft(ids, probs, num_drafted)
 
 
 def ragged_texts(n):
@@ -126,7 +127,7 @@ def test_every_row_of_a_ragged_batch_has_the_target_s_law():
 
 
 def planted(monkeypatch, fault):
-    verify, uniforms = sampler.verify_unchecked, sampler._uniforms
+    verify, uniforms = sampler.verify_unchecked, sampler.uniforms_of
 
     def without_lengths(target_probs, draft_probs, draft_ids, uniforms, num_drafted=None):
         return verify(target_probs, draft_probs, draft_ids, uniforms)
@@ -137,7 +138,7 @@ def planted(monkeypatch, fault):
 
     name, wrong = {
         "padding is tested like a draft": ("verify_unchecked", without_lengths),
-        "rows share their uniforms": ("_uniforms", one_for_all),
+        "rows share their uniforms": ("uniforms_of", one_for_all),
     }[fault]
     monkeypatch.setattr(sampler, name, wrong)
 
@@ -184,10 +185,10 @@ def test_rejected_drafts_left_in_the_cache_are_never_seen(tiny):
     model.forward(torch.randint(VOCAB, (2, 5), generator=seeded(0)), 1)
     model.rollback([2, 4])
     assert model.length == [2, 4]
-    found = model.forward(torch.tensor([[8, 9], [10, 11]]), 2)
+    found = model.forward(torch.tensor([[8, 9], [10, 11]]), 2).logits
     for row, ids in enumerate([[1, 2, 8, 9], [4, 5, 6, 7, 10, 11]]):
         fresh.reset()
-        assert torch.allclose(found[row], fresh.forward(torch.tensor([ids]), 2)[0], atol=1e-12)
+        assert torch.allclose(found[row], fresh.forward(torch.tensor([ids]), 2).logits[0], atol=1e-12)
 
 
 def test_padding_is_written_behind_every_row(tiny, monkeypatch):
@@ -231,13 +232,36 @@ def test_a_batch_is_timed_as_a_whole(tiny):
     assert all(run.trace.num_tokens == 6 for run in runs)
 
 
-@pytest.mark.parametrize("make", [lambda d: EarlyStop(d, BelowThreshold(0.4)), lambda d: Heuristic(ModelDrafter(d))])
-def test_a_drafter_that_remembers_one_prompt_is_refused_by_name(tiny, make):
-    drafter = make(tiny(layers=1, seed=1))
-    with pytest.raises(ValueError, match=f"{type(drafter).__name__} serves one prompt at a time, not 2"):
-        speculative(tiny(), drafter, [[1], [2]], gamma=2, max_new_tokens=4)
-    (alone,) = speculative(tiny(), drafter, [[1]], gamma=2, max_new_tokens=4)
-    assert len(alone.ids) == 4
+def occurring(law, width):
+    """A `TableModel` that knows only prefixes whose neighbours differ, and raises for any other."""
+
+    def next_probs(prefix):
+        if any(a == b for a, b in pairwise(prefix)):
+            raise KeyError(prefix)
+        return [0.0 if x == prefix[-1] else law / (width - 1) for x in range(width)]
+
+    return TableModel(next_probs, width)
+
+
+@pytest.mark.parametrize("draft", ["model", "lookup", "first of both", "early stop"])
+def test_a_batch_never_asks_a_model_about_padding(draft):
+    """Rows of different lengths, some without drafts, some ended: a table of what can occur is enough."""
+    target, model = occurring(1.0, 4), ModelDrafter(occurring(1.0, 4))
+    drafter = {
+        "model": model,
+        "lookup": PromptLookup(),
+        "first of both": FirstOf(PromptLookup(min_ngram=2), model, caps=(None, 2)),
+        "early stop": EarlyStop(model.model, lambda confidences: len(confidences) % 2),
+    }[draft]
+    prompts = [[2, 1], [0], [1, 0, 1, 0, 1], [3, 2, 1, 0, 3, 2, 1]]
+    options = {"gamma": 4, "max_new_tokens": 11, "eos_ids": {3}}
+    generators = [[seeded(i) for i in range(4)] for _ in range(2)]
+    together = speculative(target, drafter, prompts, generator=generators[0], **options)
+    alone = [
+        speculative(target, drafter, p, generator=g, **options) for p, g in zip(prompts, generators[1], strict=True)
+    ]
+    assert [run.ids for run in together] == [run.ids for run in alone]
+    assert len({len(run.ids) for run in together}) > 1
 
 
 def test_a_model_that_takes_no_mask_or_position_of_each_row_is_refused_by_name(tiny):

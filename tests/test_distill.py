@@ -43,7 +43,7 @@ def test_written_text_is_the_target_s_and_the_seed_repeats_it(distill, target):
     # The kept states and normalisers give the probabilities of a plain forward over the finished text.
     for row in (0, 5):
         target.reset()
-        logits = target.forward(one["ids"][row : row + 1].long(), num_logits=10)[0, :-1]
+        logits = target.forward(one["ids"][row : row + 1].long(), num_logits=10).logits[0, :-1]
         kept = one["hidden"][row] @ target.model.lm_head.weight.T - one["log_total"][row][:, None]
         assert torch.allclose(kept, logits.log_softmax(-1), atol=1e-4)
 

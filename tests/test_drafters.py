@@ -1,15 +1,15 @@
 import pytest
 import torch
 
-from specnb.drafters import Drafter, FirstOf, ModelDrafter, PromptLookup
+from specnb.drafters import Draft, Drafter, FirstOf, ModelDrafter, PromptLookup
 from specnb.models import CausalLM, TableModel
 from specnb.probs import Sampling
 from specnb.sampler import rounds, speculative
-from tests.conftest import VOCAB, seeded, tiny_model
+from tests.conftest import seeded, tiny_model
 
 
 def uniforms(value):
-    return lambda n: torch.full((1, n), value, dtype=torch.float64)
+    return lambda counts: torch.full((1, max(counts)), value, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def test_prompt_lookup_edge_cases(ids, max_ngram, expected):
 
 def test_no_match_is_an_empty_proposal_and_not_a_dummy_token():
     target = TableModel(lambda prefix: [0.25] * 4, 4)
-    ids, probs = PromptLookup().propose([0, 1, 2], 3, Sampling(), None, target)
+    ids, probs, *_ = PromptLookup().propose([[0, 1, 2]], [3], Sampling(), None, target)
     assert ids.shape == (1, 0) and probs.shape == (1, 0, 4)
 
 
 def test_lookup_probabilities_are_one_hot():
     target = TableModel(lambda prefix: [0.25] * 4, 4)
-    ids, probs = PromptLookup().propose([0, 1, 2, 0, 1], 2, Sampling(), None, target)
+    ids, probs, *_ = PromptLookup().propose([[0, 1, 2, 0, 1]], [2], Sampling(), None, target)
     assert ids.tolist() == [[2, 0]] and probs.tolist() == [[[0, 0, 1, 0], [1, 0, 0, 0]]]
 
 
@@ -47,9 +47,9 @@ def test_a_model_drafter_returns_the_probabilities_it_drew_from(tiny):
     for sampling in (Sampling(), Sampling(0.5, top_k=5), Sampling(temperature=0), Sampling(repetition_penalty=1.5)):
         drafter = ModelDrafter(draft)
         draft.reset()
-        ids, probs = drafter.propose([1, 2, 3], 4, sampling, uniforms(0.4), draft)
+        ids, probs, *_ = drafter.propose([[1, 2, 3]], [4], sampling, uniforms(0.4), draft)
         draft.reset()
-        logits = draft.forward(torch.tensor([[1, 2, 3, *ids[0, :3].tolist()]]), num_logits=4)
+        logits = draft.forward(torch.tensor([[1, 2, 3, *ids[0, :3].tolist()]]), num_logits=4).logits
         prefixes = [[[1, 2, 3, *ids[0, :i].tolist()] for i in range(4)]]
         assert torch.allclose(probs, sampling.probs(logits, prefixes), atol=1e-12)
         for i in range(4):
@@ -94,11 +94,9 @@ def test_the_draft_catches_up_after_rounds_without_drafts():
     class Sometimes(ModelDrafter):
         calls = 0
 
-        def propose(self, prefix_ids, gamma, *rest):
+        def propose(self, *arguments):
             self.calls += 1
-            if self.calls % 2:
-                return super().propose(prefix_ids, gamma, *rest)
-            return torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, VOCAB)
+            return super().propose(*arguments) if self.calls % 2 else Draft.one_hot([[]], arguments[-1])
 
     target, drafter = CausalLM(weights), Sometimes(CausalLM(weights))
     sampling = Sampling(temperature=0)
@@ -114,8 +112,8 @@ class Claims(Drafter):
     def __init__(self, ids, probs):
         self.ids, self.probs = torch.tensor([ids]), torch.tensor([probs])
 
-    def propose(self, prefix_ids, gamma, sampling, draw, target):
-        return self.ids, self.probs
+    def propose(self, *_):
+        return Draft(self.ids, self.probs, [self.ids.shape[1]])
 
 
 @pytest.mark.parametrize(
@@ -157,17 +155,17 @@ def test_the_shortest_ngram_that_counts_can_be_set():
 def test_the_first_of_several_drafters_that_proposes_anything_drafts_the_block(tiny):
     target, draft = tiny(), tiny(seed=5)
     both = FirstOf(PromptLookup(2, min_ngram=2), ModelDrafter(draft))
-    both.reset(target)
-    ids, probs = both.propose([4, 5, 6, 4, 5], 3, Sampling(), uniforms(0.3), target)
+    both.begin(1)
+    ids, probs, *_ = both.propose([[4, 5, 6, 4, 5]], [3], Sampling(), uniforms(0.3), target)
     assert ids.tolist() == [[6, 4, 5]] and probs.max(-1).values.tolist() == [[1, 1, 1]]
-    ids, probs = both.propose([4, 5, 6, 7], 3, Sampling(), uniforms(0.3), target)
-    alone, alone_probs = ModelDrafter(tiny(seed=5)).propose([4, 5, 6, 7], 3, Sampling(), uniforms(0.3), target)
+    ids, probs, *_ = both.propose([[4, 5, 6, 7]], [3], Sampling(), uniforms(0.3), target)
+    alone, alone_probs, *_ = ModelDrafter(tiny(seed=5)).propose([[4, 5, 6, 7]], [3], Sampling(), uniforms(0.3), target)
     assert torch.equal(ids, alone) and torch.equal(probs, alone_probs)
     assert both.context_length == 128 and len(both.describe()["drafters"]) == 2
     capped = FirstOf(PromptLookup(2, min_ngram=2), ModelDrafter(tiny(seed=5)), caps=(None, 1))
-    capped.reset(target)
-    assert capped.propose([4, 5, 6, 4, 5], 3, Sampling(), uniforms(0.3), target)[0].shape == (1, 3)
-    assert capped.propose([4, 5, 6, 7], 3, Sampling(), uniforms(0.3), target)[0].tolist() == alone[:, :1].tolist()
+    capped.begin(1)
+    assert capped.propose([[4, 5, 6, 4, 5]], [3], Sampling(), uniforms(0.3), target)[0].shape == (1, 3)
+    assert capped.propose([[4, 5, 6, 7]], [3], Sampling(), uniforms(0.3), target)[0].tolist() == alone[:, :1].tolist()
     for drafters, caps in (((), None), ((both,), (0,)), ((both,), (1, 2))):
         with pytest.raises(ValueError, match="at least one"):
             FirstOf(*drafters, caps=caps)
@@ -182,10 +180,9 @@ def test_a_drafter_that_was_passed_over_catches_up(tiny):
     turns = []
 
     class Sometimes(PromptLookup):
-        def propose(self, prefix_ids, gamma, sampling, draw, target):
+        def propose(self, prefixes, *arguments):
             turns.append(len(turns))
-            prefix = prefix_ids if len(turns) % 2 else []
-            return super().propose(prefix, gamma, sampling, draw, target)
+            return super().propose(prefixes if len(turns) % 2 else [[]], *arguments)
 
     generation = speculative(
         target, FirstOf(Sometimes(), model), [1, 2, 3, 1, 2], gamma=3, max_new_tokens=40, sampling=greedy

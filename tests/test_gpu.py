@@ -124,11 +124,11 @@ def test_a_recorded_forward_computes_what_the_eager_one_does():
     model = CausalLM(tiny_model("Llama").to(CUDA))
     model.forward(torch.tensor([[3, 1, 4]]), 1)
     ids, static = torch.tensor([[1, 5]], device=CUDA), {}
-    static["eager"] = model.forward(ids, 2).clone()
+    static["eager"] = model.forward(ids, 2).logits.clone()
     model.rollback(3)
     kept, graph = model.cache_tensors, torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        static["replayed"] = model.forward(ids, 2)
+        static["replayed"] = model.forward(ids, 2).logits
     graph.replay()
     torch.cuda.synchronize()
     assert len(kept) == 4 and torch.allclose(static["eager"], static["replayed"])

@@ -27,9 +27,9 @@ WORDS = ["[unk]", "[eos]", *(f"w{i}" for i in range(VOCAB - 2))]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_forward_gives_the_rows_of_many(tiny, family):
     model, ids = tiny(family), torch.randint(VOCAB, (1, 12))
-    together = model.forward(ids, num_logits=12)
+    together = model.forward(ids, num_logits=12).logits
     model.reset()
-    alone = torch.cat([model.forward(ids[:, i : i + 1], num_logits=1) for i in range(12)], 1)
+    alone = torch.cat([model.forward(ids[:, i : i + 1], num_logits=1).logits for i in range(12)], 1)
     assert torch.allclose(together, alone, atol=1e-12) and model.length == 12
 
 
@@ -47,18 +47,18 @@ def test_a_rollback_leaves_the_prefix_bit_identical_and_nothing_else(tiny, famil
             tensor[:, :, kept:] = torch.nan  # What a rejected draft leaves behind may be anything.
     model.rollback(kept + 5)  # nothing to remove
     assert model.length == kept
-    after = model.forward(more, num_logits=3)
+    after = model.forward(more, num_logits=3).logits
     assert all(torch.equal(old, new[:, :, :kept]) for old, new in zip(before, model.cache_tensors, strict=True))
     fresh = tiny(family)
-    assert torch.allclose(after, fresh.forward(torch.cat([ids[:, :kept], more], 1), num_logits=3), atol=1e-12)
+    assert torch.allclose(after, fresh.forward(torch.cat([ids[:, :kept], more], 1), num_logits=3).logits, atol=1e-12)
 
 
 def test_a_cache_grows_past_what_was_allocated_ahead(tiny):
     model, fresh = (tiny(max_position_embeddings=300) for _ in range(2))
     ids = torch.randint(VOCAB, (1, 280))
     for start in range(0, 280, 7):
-        last = model.forward(ids[:, start : start + 7], num_logits=7)
-    assert torch.allclose(last, fresh.forward(ids, num_logits=7), atol=1e-12) and model.length == 280
+        last = model.forward(ids[:, start : start + 7], num_logits=7).logits
+    assert torch.allclose(last, fresh.forward(ids, num_logits=7).logits, atol=1e-12) and model.length == 280
 
 
 def test_a_dropped_cache_is_freed_at_once(tiny):
@@ -126,7 +126,7 @@ def test_padded_embedding_rows_are_left_out(tmp_path):
     tokenizer_of(WORDS[:50]).save_pretrained(tmp_path)
     model = CausalLM.from_pretrained(tmp_path, dtype=torch.float64)
     assert model.vocab_size == 50
-    assert model.forward(torch.tensor([[1, 2]]), num_logits=2).shape == (1, 2, 50)
+    assert model.forward(torch.tensor([[1, 2]]), num_logits=2).logits.shape == (1, 2, 50)
 
 
 def test_a_tokenizer_with_more_ids_than_embeddings_is_refused():
@@ -188,7 +188,7 @@ def test_a_table_model_checks_its_rows():
 def test_a_table_model_sees_prompt_and_generated_ids():
     seen = []
     model = TableModel(lambda prefix: seen.append(prefix) or torch.tensor([0.0, 1.0]), 2)
-    logits = model.forward(torch.tensor([[1, 0, 1]]), num_logits=2)
+    logits = model.forward(torch.tensor([[1, 0, 1]]), num_logits=2).logits
     assert seen == [(1, 0), (1, 0, 1)] and logits.exp().tolist() == [[[0, 1], [0, 1]]]
 
 

@@ -23,7 +23,7 @@ def sequence_law(target, length):
     law = {}
     for tokens in product(range(target.vocab_size), repeat=length):
         target.reset()
-        probs = target.forward(torch.tensor([[*PROMPT, *tokens]]), num_logits=length + 1)[0, :-1].softmax(-1)
+        probs = target.forward(torch.tensor([[*PROMPT, *tokens]]), num_logits=length + 1).logits[0, :-1].softmax(-1)
         law[tokens] = probs[torch.arange(length), list(tokens)].prod().item()
     return law
 
@@ -32,8 +32,8 @@ class BoastfulDrafter(ModelDrafter):
     """Wrong: says it might have drawn any id, though it drew from a part of them."""
 
     def propose(self, *arguments):
-        ids, probs = super().propose(*arguments)
-        return ids, 0.7 * probs + 0.3 / probs.shape[-1]
+        draft = super().propose(*arguments)
+        return draft._replace(probs=0.7 * draft.probs + 0.3 / draft.probs.shape[-1])
 
 
 @pytest.mark.parametrize(("drafter", "verdict"), [(ModelDrafter, "pass"), (BoastfulDrafter, "fail")])
@@ -69,13 +69,13 @@ def test_all_layers_and_all_ids_are_the_target_itself(tiny):
     target = tiny()
     draft = PrunedLM(target, [0, 1], range(61))
     ids = torch.tensor([[3, 1, 4, 1, 5]])
-    assert torch.equal(draft.forward(ids, 5), target.forward(ids, 5))
+    assert torch.equal(draft.forward(ids, 5).logits, target.forward(ids, 5).logits)
 
 
 def test_logits_of_other_ids_are_minus_infinity_and_the_rest_are_the_head_s(tiny):
     target = tiny()
     draft = PrunedLM(target, [1], [5, 3, 9, 3])
-    logits = draft.forward(torch.tensor([[1, 2]]), 1)[0, 0]
+    logits = draft.forward(torch.tensor([[1, 2]]), 1).logits[0, 0]
     assert logits.isfinite().nonzero().flatten().tolist() == [3, 5, 9]
     probs = Sampling(top_k=2).probs(logits)
     assert probs.count_nonzero() == 2 and probs.sum() == pytest.approx(1)
@@ -140,7 +140,7 @@ def test_another_architecture_is_refused(tiny):
 def test_qwen_layers_can_be_kept_too(tiny):
     target = tiny("Qwen2")
     draft = PrunedLM(target, [1], range(61))
-    assert draft.forward(torch.tensor([[1, 2, 3]]), 2).shape == (1, 2, 61)
+    assert draft.forward(torch.tensor([[1, 2, 3]]), 2).logits.shape == (1, 2, 61)
 
 
 @pytest.mark.model

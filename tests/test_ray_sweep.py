@@ -46,11 +46,11 @@ class Dies(PromptLookup):
         super().__init__()
         self.mark = mark
 
-    def propose(self, prefix_ids, *arguments):
-        if len(prefix_ids) > 8 and not self.mark.exists():
+    def propose(self, prefixes, *arguments):
+        if len(prefixes[0]) > 8 and not self.mark.exists():
             self.mark.touch()
             os._exit(1)
-        return super().propose(prefix_ids, *arguments)
+        return super().propose(prefixes, *arguments)
 
     def describe(self):
         return PromptLookup().describe()

@@ -4,13 +4,13 @@ from fractions import Fraction
 import pytest
 import torch
 
-from specnb import exact
-from specnb.drafters import Drafter, ModelDrafter, PromptLookup
+from specnb import exact, sampler
+from specnb.drafters import Draft, Drafter, FirstOf, ModelDrafter, PromptLookup
+from specnb.drafters.adaptive import Heuristic
 from specnb.gof import chi_square
 from specnb.models import CausalLM, TableModel
 from specnb.probs import Sampling
 from specnb.sampler import autoregressive, rounds, speculative
-from specnb.trace import Trace
 from tests.conftest import VOCAB, seeded, tiny_model
 from tests.test_exact import draft_by_prefix, target_by_prefix
 
@@ -23,11 +23,11 @@ class Fixed(Drafter):
     def __init__(self, text, right):
         self.text, self.right = text, right
 
-    def propose(self, prefix_ids, gamma, sampling, draw, target):
+    def propose(self, prefixes, gammas, sampling, draw, target):
+        (prefix_ids,), (gamma,) = prefixes, gammas
         ahead = self.text[len(prefix_ids) : len(prefix_ids) + gamma]
         ids = [x if i < self.right else (x + 1) % target.vocab_size for i, x in enumerate(ahead)]
-        probs = torch.nn.functional.one_hot(torch.tensor([ids]), target.vocab_size).double()
-        return torch.tensor([ids]), probs
+        return Draft.one_hot([ids], target)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "GPTNeoX"])
@@ -63,15 +63,15 @@ def test_cache_lengths_after_any_number_of_accepted_drafts(tiny, right):
     class Both(Fixed):
         inner = ModelDrafter(draft)
 
-        def reset(self, target):
-            self.inner.reset(target)
+        def begin(self, batch):
+            self.inner.begin(batch)
 
         def propose(self, *arguments):
             self.inner.propose(*arguments)
             return super().propose(*arguments)
 
-        def rollback(self, length):
-            self.inner.rollback(length)
+        def observe(self, *arguments):
+            self.inner.observe(*arguments)
 
     committed = 3
     for happened in rounds(target, Both(text, right), [1, 2, 3], gamma=4, max_new_tokens=30, sampling=GREEDY):
@@ -148,8 +148,8 @@ def test_a_block_is_clipped_to_both_context_windows(target_window, draft_window)
     widest = []
     for model in (target, draft):
         forward = model.forward
-        model.forward = lambda ids, num_logits, m=model, f=forward: (
-            widest.append((m is target, m.length + ids.shape[1])) or f(ids, num_logits)
+        model.forward = lambda ids, *arguments, m=model, f=forward: (
+            widest.append((m is target, m.length + ids.shape[1])) or f(ids, *arguments)
         )
     prompt, budget = list(range(12)), target_window - 11 if target_window == 16 else 30
     plain = autoregressive(target, prompt, max_new_tokens=budget, sampling=GREEDY)
@@ -198,7 +198,7 @@ def _law_without_residual():
 def test_the_first_token_of_a_real_transformer_has_the_target_s_law(tiny):
     target, draft = tiny(), tiny(seed=5)
     sampling = Sampling(temperature=0.3)
-    logits = target.forward(torch.tensor([[1, 2, 3]]), num_logits=1)
+    logits = target.forward(torch.tensor([[1, 2, 3]]), num_logits=1).logits
     probs = sampling.probs(logits)[0, 0]
     generator = seeded(11)
     counts = torch.zeros(VOCAB)
@@ -208,7 +208,7 @@ def test_the_first_token_of_a_real_transformer_has_the_target_s_law(tiny):
         ).ids
         counts[ids[0]] += 1
     assert chi_square(counts, probs).verdict == "pass", "n = 1500, one false alarm in 1000 seeds"
-    draft_probs = sampling.probs(draft.forward(torch.tensor([[1, 2, 3]]), num_logits=1))[0, 0]
+    draft_probs = sampling.probs(draft.forward(torch.tensor([[1, 2, 3]]), num_logits=1).logits)[0, 0]
     assert chi_square(counts, draft_probs).verdict == "fail"
 
 
@@ -324,7 +324,7 @@ def test_logits_that_are_not_finite_are_an_error_and_not_a_token(tiny):
 def test_each_round_asks_for_gamma_plus_one_rows_whatever_the_prompt(tiny):
     target, asked = tiny(), []
     forward = target.forward
-    target.forward = lambda ids, num_logits: asked.append(num_logits) or forward(ids, num_logits)
+    target.forward = lambda ids, num_logits, *more: asked.append(num_logits) or forward(ids, num_logits, *more)
     speculative(target, ModelDrafter(tiny(seed=1)), [1] * 90, gamma=3, max_new_tokens=20, generator=seeded())
     assert max(asked) == 4 and asked[0] == 4
 
@@ -340,23 +340,96 @@ def test_phases_sum_to_the_wall_time(tiny):
     assert trace.total_sec <= wall and trace.peak_memory_bytes is None
 
 
-def test_overlaps_are_kept_where_they_are_asked_for():
-    """sum min(p, q) by hand: .7 after an even number of tokens, .5 after an odd one, whatever was accepted."""
-    rows = {0: ([0.2, 0.3, 0.5], [0.5, 0.3, 0.2]), 1: ([0.5, 0.5, 0.0], [0.0, 1.0, 0.0])}
-    target, draft = (TableModel(lambda prefix, which=which: rows[len(prefix) % 2][which], 3) for which in (0, 1))
-    options = {"gamma": 3, "max_new_tokens": 200, "sampling": Sampling(1.0)}
-    done = list(rounds(target, ModelDrafter(draft), [0], **options, generator=seeded(3), overlaps=True))
-    num_committed, expected = 1, []
-    for r in done:
-        lengths = range(num_committed, num_committed + r.num_drafted)
-        assert r.overlaps == pytest.approx([0.5 if length % 2 else 0.7 for length in lengths])
-        expected += r.overlaps
-        num_committed += r.num_emitted
-    trace = Trace(3, done)
-    assert trace.alpha_uncensored == pytest.approx(sum(expected) / len(expected))
-    assert len(expected) == sum(r.num_drafted for r in done) > sum(r.num_tested for r in done)
-    without = speculative(target, ModelDrafter(draft), [0], **options, generator=seeded(3))
-    assert without.ids == [token for r in done for token in r.ids] and without.trace.alpha_uncensored is None
+def runs_in_turn(first, second):
+    """The texts of two generators of rounds, asked by turns; what one of them is refused with ends it."""
+    texts, refused = [[], []], []
+    going = [(0, first), (1, second)]
+    while going:
+        for which, happening in list(going):
+            try:
+                texts[which] += next(happening).ids
+            except StopIteration:
+                going.remove((which, happening))
+            except RuntimeError as error:
+                refused.append((which, str(error)))
+                going.remove((which, happening))
+    return texts, refused
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_of_two_runs_in_turn_on_one_target_the_stale_one_is_refused_and_the_other_is_right(tiny, gamma):
+    target, drafters = tiny(), [ModelDrafter(tiny(layers=1, seed=seed)) for seed in (1, 2)]
+    options = {"gamma": gamma, "max_new_tokens": 12, "sampling": GREEDY}
+    right = [speculative(target, drafters[0], prompt, **options).ids for prompt in ([1, 2], [4, 3])]
+    first, second = (rounds(target, d, p, **options) for d, p in zip(drafters, ([1, 2], [4, 3]), strict=True))
+    texts, refused = runs_in_turn(first, second)
+    assert texts[1] == right[1] and texts[0] == right[0][: len(texts[0])]
+    assert [which for which, _ in refused] == [0] and "another run has begun on the same target" in refused[0][1]
+
+
+def shared(kind, draft):
+    model = ModelDrafter(draft)
+    return {"model": model, "first of": FirstOf(PromptLookup(), model), "heuristic": Heuristic(model)}[kind], model
+
+
+@pytest.mark.parametrize("kind", ["model", "first of", "heuristic"])
+def test_a_drafter_shared_by_two_runs_is_refused_to_the_stale_one(tiny, kind):
+    """Whether it is the same drafter, a part of it, or another one around the same model."""
+    targets, draft = (tiny(), tiny(seed=3)), tiny(layers=1, seed=1)
+    options = {"gamma": 3, "max_new_tokens": 12, "sampling": GREEDY}
+    plain = autoregressive(targets[1], [4, 3], max_new_tokens=12, sampling=GREEDY).ids
+    outer, part = shared(kind, draft)
+    for other in (outer, part, ModelDrafter(draft)):
+        texts, refused = runs_in_turn(
+            rounds(targets[0], outer, [1, 2, 1, 2], **options), rounds(targets[1], other, [4, 3], **options)
+        )
+        assert texts[1] == plain and [which for which, _ in refused] == [0]
+
+
+def test_an_abandoned_run_writes_nothing_and_a_batch_or_a_bare_reset_makes_a_run_stale(tiny):
+    target = tiny()
+    options = {"max_new_tokens": 12, "sampling": GREEDY}
+    plain = autoregressive(target, [4, 3], **options).ids
+    abandoned = rounds(target, None, [1, 2], gamma=0, **options)
+    next(abandoned)
+    later = rounds(target, None, [4, 3], gamma=0, **options)
+    text = [*next(later).ids]
+    abandoned.close()
+    assert text + [token for r in later for token in r.ids] == plain
+    for meanwhile in (lambda: autoregressive(target, [[5], [6, 7]], **options), target.reset):
+        stale = rounds(target, None, [1, 2], gamma=0, **options)
+        next(stale)
+        meanwhile()
+        with pytest.raises(RuntimeError, match="finish one before the other begins"):
+            next(stale)
+
+
+def test_a_run_s_peak_memory_does_not_hold_the_caches_of_the_run_before(tiny, monkeypatch):
+    target, drafter = tiny(), ModelDrafter(tiny(layers=1, seed=1))
+    options = {"gamma": 2, "sampling": GREEDY}
+    speculative(target, drafter, [1] * 60, max_new_tokens=4, **options)
+    left = []
+    held = lambda model: sum(tensor.numel() for tensor in model.cache_tensors)  # noqa: E731
+    assert held(target) and held(drafter.model)
+    monkeypatch.setattr(sampler, "reset_peak_memory", lambda device: left.append((held(target), held(drafter.model))))
+    speculative(target, drafter, [1], max_new_tokens=4, **options)
+    assert left == [(0, 0)]
+
+
+def test_hidden_states_are_handed_out_only_where_they_are_asked_for(tiny):
+    class Reads(PromptLookup):
+        reads_hidden, widths = True, ()
+
+        def observe(self, committed, num_accepted, scores):
+            self.widths += (scores.hidden.shape,)
+
+    target, drafter = tiny(), Reads()
+    run = speculative(target, FirstOf(drafter), [1, 2, 1, 2], gamma=2, max_new_tokens=6, sampling=GREEDY)
+    fed = [r.num_drafted + (4 if i == 0 else 1) for i, r in enumerate(run.trace.rounds)]
+    assert drafter.widths[0] == (1, fed[0], 32) and len(drafter.widths) == len(run.trace.rounds)
+    assert target.forward(torch.tensor([[3]]), 1).hidden is None
+    with pytest.raises(ValueError, match="no hidden states"):
+        speculative(TableModel(target_by_prefix, 3), Reads(), [0, 1, 0], gamma=2, max_new_tokens=4)
 
 
 @pytest.mark.model

@@ -141,16 +141,16 @@ class Reading(ModelDrafter):
     """The negative control: it looks at its first draft before the round is over."""
 
     def propose(self, *arguments):
-        ids, probs = super().propose(*arguments)
-        assert ids[0, 0].item() >= 0
-        return ids, probs
+        draft = super().propose(*arguments)
+        assert draft.ids[0, 0].item() >= 0
+        return draft
 
 
 def test_a_second_read_or_a_tensor_of_the_host_would_have_been_seen(monkeypatch):
     target, draft = elsewhere(), elsewhere()
     with OneRead(), pytest.raises(RuntimeError, match="meta"):
         speculative(target, Reading(draft), [1], gamma=2, max_new_tokens=4)
-    monkeypatch.setattr(sampler, "_uniforms", lambda rows, counts, device: torch.rand(len(rows), max(counts)))
+    monkeypatch.setattr(sampler, "uniforms_of", lambda rows, counts, device: torch.rand(len(rows), max(counts)))
     with OneRead(), pytest.raises(RuntimeError, match="meta"):
         speculative(target, PromptLookup(), [1, 2, 1], gamma=2, max_new_tokens=4)
 

@@ -71,7 +71,7 @@ def teacher_forced(target, prompts):
 
     def logits_at(index, common_ids):
         target.reset()
-        return target.forward(torch.tensor([[*prompts[index], *common_ids]]), num_logits=1)[0, -1]
+        return target.forward(torch.tensor([[*prompts[index], *common_ids]]), num_logits=1).logits[0, -1]
 
     return logits_at
 

@@ -3,9 +3,9 @@
 A drafter proposes tokens and says with which probabilities it drew them. It does not know acceptance.
 """
 
-from specnb.drafters.base import Drafter
+from specnb.drafters.base import Draft, Drafter
 from specnb.drafters.first_of import FirstOf
 from specnb.drafters.lookup import PromptLookup
 from specnb.drafters.model import ModelDrafter
 
-__all__ = ["Drafter", "FirstOf", "ModelDrafter", "PromptLookup"]
+__all__ = ["Draft", "Drafter", "FirstOf", "ModelDrafter", "PromptLookup"]

@@ -28,17 +28,19 @@ class EarlyStop(ModelDrafter):
     sampling : Sampling, optional, as for `ModelDrafter`
     """
 
-    serves_batches = False
-
     def __init__(self, model, stop, sampling=None):
         super().__init__(model, sampling)
         self.stop = stop
 
-    def ends_block(self, position, logits, new_ids):
-        if position == 0:
-            self._confidences = []
-        self._confidences.append(logits.float().softmax(-1).gather(-1, new_ids).item())
-        return self.stop(self._confidences)
+    def shorten(self, num_drafted, num_so_far, logits, new_ids):
+        if num_so_far == 1:
+            self._confidences = [[] for _ in num_drafted]
+        newest = logits.float().softmax(-1).gather(-1, new_ids)[:, 0].tolist()
+        for row, (confidences, confidence) in enumerate(zip(self._confidences, newest, strict=True)):
+            if num_drafted[row] > num_so_far:
+                confidences.append(confidence)
+                if self.stop(confidences):
+                    num_drafted[row] = num_so_far
 
     def describe(self):
         return {**super().describe(), "stop": str(self.stop)}
@@ -73,11 +75,12 @@ class CostAware:
     ----------
     cost_ratio, verify_cost : as in `theory.speedup`, measured
     reliability : float
-        Odds that a draft is accepted over its confidence; 1 takes confidences at their word.
+        Probability that a draft is accepted, over its confidence; 1 takes confidences at their word.
 
     Notes
     -----
-    With a_i the estimated odds of draft i, n drafts emit 1 + sum of prod(a_1..a_i) tokens at a cost of n c + v(n). The
+    With a_i the estimated probability that draft i is accepted, n drafts
+    emit 1 + sum of prod(a_1..a_i) tokens at a cost of n c + v(n). The
     next draft is expected to be as likely as the mean of those so far; it adds prod(a_1..a_n) times that, and costs
     c + v(n+1) - v(n). Drafting stops where that ratio is no better than the one of the whole block.
 
@@ -93,10 +96,10 @@ class CostAware:
     reliability: float = 1.0
 
     def __call__(self, confidences):
-        odds = [min(self.reliability * confidence, 1.0) for confidence in confidences]
-        num, reached = len(odds), list(accumulate(odds, mul))
+        chances = [min(self.reliability * confidence, 1.0) for confidence in confidences]
+        num, reached = len(chances), list(accumulate(chances, mul))
         here, further = (verify_cost_at(self.verify_cost, gamma) for gamma in (num, num + 1))
-        gain = reached[-1] * sum(odds) / num
+        gain = reached[-1] * sum(chances) / num
         return gain * (num * self.cost_ratio + here) <= (1 + sum(reached)) * (self.cost_ratio + further - here)
 
 
@@ -115,31 +118,42 @@ class Heuristic(Drafter):
         if start < 1:
             raise ValueError(f"start must be at least 1, got {start}")
         self.drafter, self.start = drafter, start
-        self._forget()
-
-    def _forget(self):
-        self._length, self._proposed = self.start, (0, 0)  # of the last block: tokens committed before it, its length
 
     @property
     def context_length(self):
         return self.drafter.context_length
 
-    def reset(self, target):
-        self.drafter.reset(target)
-        self._forget()
+    @property
+    def reads_hidden(self):
+        return self.drafter.reads_hidden
 
-    def propose(self, prefix_ids, gamma, sampling, draw, target):
-        ids, probs = self.drafter.propose(prefix_ids, min(gamma, self._length), sampling, draw, target)
-        self._proposed = len(prefix_ids), ids.shape[-1]
-        return ids, probs
+    @property
+    def run(self):
+        return self._run, self.drafter.run
 
-    def rollback(self, length):
-        self.drafter.rollback(length)
-        num_committed, num_drafted = self._proposed
-        if num_drafted:  # A round for which nothing was proposed says nothing.
-            whole = length - num_committed >= num_drafted  # The target has read what was committed and accepted.
-            self._length = self._length + 2 if whole else max(self._length - 1, 1)
-            self._proposed = (0, 0)
+    def check(self, target, batch):
+        self.drafter.check(target, batch)
+
+    def begin(self, batch):
+        self._run, self._longest, self._num_drafted = object(), [self.start] * batch, [0] * batch
+        self.drafter.begin(batch)
+
+    def propose(self, prefixes, gammas, sampling, draw, target):
+        asked = list(map(min, gammas, self._longest))
+        draft = self.drafter.propose(prefixes, asked, sampling, draw, target)
+        self._num_drafted = draft.num_drafted
+        return draft
+
+    def observe(self, committed, num_accepted, scores):
+        self.drafter.observe(committed, num_accepted, scores)
+        for row, (drafted, accepted) in enumerate(zip(self._num_drafted, num_accepted, strict=True)):
+            if drafted:  # A round in which the row drafted nothing says nothing.
+                self._longest[row] = self._longest[row] + 2 if accepted == drafted else max(self._longest[row] - 1, 1)
+        self._num_drafted = [0] * len(committed)
+
+    def keep(self, rows):
+        self._longest, self._num_drafted = [self._longest[row] for row in rows], [0] * len(rows)
+        self.drafter.keep(rows)
 
     def describe(self):
         return {"id": "Heuristic", "start": self.start, "drafter": self.drafter.describe()}

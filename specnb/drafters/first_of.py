@@ -5,11 +5,11 @@ It knows other drafters. It does not know what they draft from. Read `specnb.dra
 
 import torch
 
-from specnb.drafters.base import Drafter, stacked
+from specnb.drafters.base import Draft, Drafter, filled
 
 
 class FirstOf(Drafter):
-    """Several drafters in turn: the first that proposes anything drafts the block.
+    """Several drafters in turn: in each row the first that proposes anything drafts the block.
 
     Exact, because the choice is made from the prefix alone and the block comes with its own drafter's probabilities.
     A drafter that is passed over reads what was committed meanwhile when its turn comes.
@@ -22,6 +22,7 @@ class FirstOf(Drafter):
 
     Examples
     --------
+    >>> from specnb.drafters.lookup import PromptLookup
     >>> FirstOf(PromptLookup(3, min_ngram=2), PromptLookup(1), caps=(None, 2)).describe()["caps"]
     [None, 2]
     """
@@ -39,35 +40,37 @@ class FirstOf(Drafter):
         known = [d.context_length for d in self.drafters if d.context_length is not None]
         return min(known, default=None)
 
-    def reset(self, target):
-        for drafter in self.drafters:
-            drafter.reset(target)
+    @property
+    def reads_hidden(self):
+        return any(drafter.reads_hidden for drafter in self.drafters)
 
-    def begin(self, target, batch):
-        for drafter in self.drafters:
-            drafter.begin(target, batch)
+    @property
+    def run(self):
+        return tuple(drafter.run for drafter in self.drafters)
 
-    def propose_batch(self, prefixes, gammas, sampling, draw, target):
-        no_ids = torch.empty(0, dtype=torch.long, device=target.device)
-        nothing = no_ids, torch.empty(0, target.vocab_size, device=target.device)
-        rows = [nothing] * len(prefixes)
+    def check(self, target, batch):
+        for drafter in self.drafters:
+            drafter.check(target, batch)
+
+    def begin(self, batch):
+        for drafter in self.drafters:
+            drafter.begin(batch)
+
+    def propose(self, prefixes, gammas, sampling, draw, target):
+        no_ids = torch.empty(len(prefixes), 0, dtype=torch.long, device=target.device)
+        draft = Draft(no_ids, torch.empty(*no_ids.shape, target.vocab_size, device=target.device), [0] * len(prefixes))
         for drafter, cap in zip(self.drafters, self.caps, strict=True):
-            asked = [0 if len(row[0]) else min(gamma, cap or gamma) for gamma, row in zip(gammas, rows, strict=True)]
+            asked = [
+                0 if drafted else min(gamma, cap or gamma)
+                for gamma, drafted in zip(gammas, draft.num_drafted, strict=True)
+            ]
             if any(asked):
-                ids, probs, num_drafted = drafter.propose_batch(prefixes, asked, sampling, draw, target)
-                rows = [(ids[i, :n], probs[i, :n]) if n else rows[i] for i, n in enumerate(num_drafted)]
-        return stacked(*zip(*rows, strict=True))
+                draft = filled(draft, drafter.propose(prefixes, asked, sampling, draw, target))
+        return draft
 
-    def propose(self, prefix_ids, gamma, sampling, draw, target):
-        for drafter, cap in zip(self.drafters, self.caps, strict=True):
-            ids, probs = drafter.propose(prefix_ids, min(gamma, cap or gamma), sampling, draw, target)
-            if ids.shape[-1]:
-                break
-        return ids, probs
-
-    def rollback(self, length):
+    def observe(self, committed, num_accepted, scores):
         for drafter in self.drafters:
-            drafter.rollback(length)
+            drafter.observe(committed, num_accepted, scores)
 
     def keep(self, rows):
         for drafter in self.drafters:

@@ -3,9 +3,7 @@
 It knows the prefix and nothing else. Read `specnb.sampler` next.
 """
 
-import torch
-
-from specnb.drafters.base import Drafter
+from specnb.drafters.base import Draft, Drafter
 
 
 class PromptLookup(Drafter):
@@ -21,8 +19,6 @@ class PromptLookup(Drafter):
     >>> PromptLookup().lookup([1, 2, 3], 4)
     []
     """
-
-    serves_batches = True
 
     def __init__(self, max_ngram=3, min_ngram=1):
         if not 1 <= min_ngram <= max_ngram:
@@ -40,10 +36,9 @@ class PromptLookup(Drafter):
                     return ids[start + size : start + size + gamma]
         return []
 
-    def propose(self, prefix_ids, gamma, sampling, draw, target):
-        ids = torch.tensor([self.lookup(prefix_ids, gamma)], dtype=torch.long, device=target.device)
-        probs = torch.zeros(*ids.shape, target.vocab_size, device=target.device)
-        return ids, probs.scatter_(-1, ids[..., None], 1.0)
+    def propose(self, prefixes, gammas, sampling, draw, target):
+        asked = zip(prefixes, gammas, strict=True)
+        return Draft.one_hot([self.lookup(prefix, gamma) if gamma else [] for prefix, gamma in asked], target)
 
     def describe(self):
         ngrams = f"max_ngram={self.max_ngram}" + (f", min_ngram={self.min_ngram}" if self.min_ngram > 1 else "")

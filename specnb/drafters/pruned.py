@@ -50,11 +50,12 @@ class PrunedLM(CausalLM):
         self.vocab_size = target.vocab_size
 
     @torch.inference_mode()
-    def forward(self, ids, num_logits, num_new=None):
-        kept = super().forward(ids, num_logits, num_new)  # (batch, num_logits, len(output_ids))
+    def forward(self, ids, num_logits, num_new=None, num_behind=None, hidden=False):
+        scores = super().forward(ids, num_logits, num_new, num_behind, hidden)
+        kept = scores.logits  # (batch, num_logits, len(output_ids))
         logits = kept.new_full((*kept.shape[:-1], self.vocab_size), -torch.inf)
         logits[..., self.output_ids] = kept
-        return logits
+        return scores._replace(logits=logits)
 
     def own_state(self):
         """What is not the target's: weights of the kept layers and of the norm, by name."""

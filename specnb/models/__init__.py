@@ -4,7 +4,7 @@
 rolled back. Models know caches, devices and dtypes; they know nothing of drafting or acceptance.
 """
 
-from specnb.models.base import LanguageModel, check_same_vocabulary
+from specnb.models.base import LanguageModel, Scores, check_same_vocabulary
 from specnb.models.causal import DTYPES, CausalLM, available_device, default_dtype
 from specnb.models.memory import memory_budget
 from specnb.models.pair import default_target, load_pair
@@ -14,6 +14,7 @@ __all__ = [
     "DTYPES",
     "CausalLM",
     "LanguageModel",
+    "Scores",
     "TableModel",
     "available_device",
     "check_same_vocabulary",

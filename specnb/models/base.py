@@ -3,39 +3,67 @@
 It knows names and vocabularies. It does not know transformers. Read `specnb.models.table` next, the smallest model.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from specnb.models.memory import memory_budget as memory_budget  # offered here too, beside the models it is about
+
+class Scores(NamedTuple):
+    """What a forward gives.
+
+    Attributes
+    ----------
+    logits : Tensor of shape `(batch, num_logits, vocab)`
+    hidden : Tensor of shape `(batch, n, width)`, or None where it was not asked for
+        The last hidden state at every id of the forward, before the output head.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
 
 
 class LanguageModel(Protocol):
-    """What the sampler asks of a model: ids `(batch, n)`, logits `(batch, num_logits, vocab)`; `batch` and `num_new`
-    only where it serves more than one prompt at a time."""
+    """What the sampler asks of a model. Every run is a batch: lengths come as lists, one prompt is a batch of one."""
 
     vocab_size: int
     context_length: int | None
     device: torch.device
+    run: object  # Every `reset` puts a new one here, so that a run notices when another has begun on this model.
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens now in the cache, one number a row."""
 
     @property
     def length(self) -> int:
-        """Tokens now in the cache; for a batch a list, one number a row."""
+        """The same for one row as a number; for several rows it is `lengths`."""
 
     def reset(self, batch=1) -> None:
         """Empty the cache; what follows comes in so many rows."""
 
-    def forward(self, ids, num_logits, num_new=None) -> torch.Tensor:
-        """Append `ids` to the cache and return the logits after each of the last `num_logits` of them.
+    def forward(self, ids, num_logits, num_new=None, num_behind=None, hidden=False) -> Scores:
+        """Append ids to the cache and score the last `num_logits` of them.
 
-        Of row b only the last `num_new[b]` ids are real, at least `num_logits`; those before are padding.
+        Parameters
+        ----------
+        ids : int64 Tensor of shape `(batch, n)`
+        num_new, num_behind : lists of int, one number a row, optional
+            A row may hold padding before its `num_new` real ids and `num_behind` places of padding after them. Padding
+            never reaches the cache, and its logits mean nothing. By default every id is real.
+        hidden : bool
+            Whether the last hidden states are wanted too.
         """
 
-    def rollback(self, length) -> None:
-        """Forget everything after the first `length` tokens; for a batch a list of lengths."""
+    def rollback(self, lengths) -> None:
+        """Forget everything after the first so many tokens of each row; a single number does for one row."""
 
     def keep(self, rows) -> None:
         """Go on with these rows of a batch, a list of indices."""
+
+
+def as_lengths(lengths):
+    """Lengths as a list: a single number is that of a batch of one."""
+    return [lengths] if isinstance(lengths, int) else lengths
 
 
 def check_same_vocabulary(target, draft):

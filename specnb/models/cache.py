@@ -27,19 +27,21 @@ class Cache:
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
-    def length(self):
-        return self._places.length
+    def lengths(self):
+        """Tokens kept, one number a row."""
+        return self._places.lengths
 
     @property
     def tensors(self):
         """Keys and values of every layer, as they are now."""
         return [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
 
-    def forward(self, ids, num_logits, num_new=None):  # One row is never padded: all its ids are new.
-        self._places.num_slots = self.length + ids.shape[1]
-        logits = self._call(ids, num_logits)
-        self._places.length = self._places.num_slots
-        return logits
+    def forward(self, ids, num_logits, num_new=None, num_behind=None, **options):
+        """The model's own output for `ids (1, n)`; one row is never padded, so all its ids are new."""
+        self._places.num_slots = self.lengths[0] + ids.shape[1]
+        out = self._call(ids, num_logits, **options)
+        self._places.lengths = [self._places.num_slots]
+        return out
 
     def _call(self, ids, num_logits, **options):
         if self._can_keep:
@@ -49,10 +51,10 @@ class Cache:
                 # A number takes a view, of rows with gaps between, whose product with the output head is ten times
                 # slower on a CPU; indices copy.
                 options["logits_to_keep"] = torch.arange(n - num_logits, n, device=ids.device)
-        return self._model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache}, **options).logits
+        return self._model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache}, **options)
 
-    def rollback(self, length):
-        self._places.length = min(self.length, length)
+    def rollback(self, lengths):
+        self._places.lengths = list(map(min, self.lengths, lengths))
 
 
 class BatchCache(Cache):
@@ -70,34 +72,30 @@ class BatchCache(Cache):
                 "mask of each row; for batches load it with attn_implementation='sdpa', or call once for each prompt"
             )
         super().__init__(model, _Ragged(batch))
-        self._longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
-    def forward(self, ids, num_logits, num_new=None):
-        """`ids (batch, n)`, the last `num_new[b]` of a row real and those before them padding; None: all are real."""
+    def forward(self, ids, num_logits, num_new=None, num_behind=None, **options):
+        """The model's own output for `ids (batch, n)`, padded as `LanguageModel.forward` says."""
         batch, n = ids.shape
-        num_new = [n] * batch if num_new is None else num_new
-        device = ids.device
-        before = torch.tensor([self.length, [n - new for new in num_new]], device=device)[..., None]  # (2, batch, 1)
-        offset = torch.arange(n, device=device) - before[1]  # (batch, n), negative for padding
-        after = [length + new for length, new in zip(self.length, num_new, strict=True)]
+        num_behind = num_behind or [0] * batch
+        num_new = num_new or [n] * batch
+        first = [n - new - behind for new, behind in zip(num_new, num_behind, strict=True)]
+        device, after = ids.device, list(map(sum, zip(self.lengths, num_new, strict=True)))
+        before, first, num_new = torch.tensor([self.lengths, first, num_new], device=device)[..., None]  # (batch, 1)
+        offset = torch.arange(n, device=device) - first  # (batch, n)
+        real = (offset >= 0) & (offset < num_new)
         num_slots = max(after) + 1
-        # Padding is written to the last slot, which no query sees.
-        slots = torch.where(offset < 0, num_slots - 1, before[0] + offset)
-        seen = torch.arange(num_slots, device=device) <= torch.where(offset < 0, 0, slots)[..., None]
-        lowest = torch.finfo(self._model.dtype).min
+        # Padding sees the first slot only, and is written to the last one, which no query sees.
+        positions = torch.where(real, before + offset, 0)
+        seen = torch.arange(num_slots, device=device) <= positions[..., None]
         mask = torch.zeros(batch, 1, n, num_slots, dtype=self._model.dtype, device=device)
-        mask.masked_fill_(~seen[:, None], lowest)
-        positions = slots if self._longest is None else slots.clamp(max=self._longest - 1)
-        self._places.slots, self._places.num_slots = slots, num_slots
-        logits = self._call(ids, num_logits, attention_mask=mask, position_ids=positions)
-        self._places.length = after
-        return logits
-
-    def rollback(self, length):
-        self._places.length = list(map(min, self.length, length))
+        mask.masked_fill_(~seen[:, None], torch.finfo(self._model.dtype).min)
+        self._places.slots, self._places.num_slots = torch.where(real, positions, num_slots - 1), num_slots
+        out = self._call(ids, num_logits, attention_mask=mask, position_ids=positions, **options)
+        self._places.lengths = after
+        return out
 
     def keep(self, rows):
-        self._places.length = [self.length[row] for row in rows]
+        self._places.lengths = [self.lengths[row] for row in rows]
         for layer in self._cache.layers:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
@@ -105,17 +103,18 @@ class BatchCache(Cache):
 class _OneRow:
     """Where the keys of a forward go: behind those of the tokens before."""
 
-    length = num_slots = 0
+    def __init__(self):
+        self.lengths, self.num_slots = [0], 0
 
     def write(self, stored, new):
-        stored[:, :, self.length : self.num_slots] = new
+        stored[:, :, self.lengths[0] : self.num_slots] = new
 
 
 class _Ragged:
     """Where they go in a batch: `slots (batch, n)`."""
 
     def __init__(self, batch):
-        self.length, self.num_slots, self.slots = [0] * batch, 0, None
+        self.lengths, self.num_slots, self.slots = [0] * batch, 0, None
 
     def write(self, stored, new):
         slots = self.slots.to(stored.device)
@@ -133,8 +132,7 @@ def _slot_layer():
             self.places = places
 
         def get_seq_length(self):  # Of a batch nobody needs it: positions and mask are given.
-            length = self.places.length
-            return length if isinstance(length, int) else max(length)
+            return max(self.places.lengths)
 
         def update(self, key_states, value_states, *args, **kwargs):
             if not self.is_initialized:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from specnb.models.base import Scores, as_lengths
 from specnb.models.cache import BatchCache, Cache, refuse_unless_croppable
 from specnb.models.fetch import file_sha256, quiet
 from specnb.models.memory import memory_budget as memory_budget  # offered here too, beside the models it is about
@@ -105,8 +106,12 @@ class CausalLM:
         }
 
     @property
+    def lengths(self):
+        return self._cache.lengths
+
+    @property
     def length(self):
-        return self._cache.length
+        return self.lengths[0] if len(self.lengths) == 1 else self.lengths
 
     @property
     def cache_tensors(self):
@@ -114,15 +119,17 @@ class CausalLM:
         return self._cache.tensors
 
     def reset(self, batch=1):
-        self._cache = Cache(self.model) if batch == 1 else BatchCache(self.model, batch)
+        self._cache, self.run = Cache(self.model) if batch == 1 else BatchCache(self.model, batch), object()
 
     @torch.inference_mode()
-    def forward(self, ids, num_logits, num_new=None):
-        logits = self._cache.forward(ids.to(self.device), num_logits, num_new)
-        return logits[:, -num_logits:, : self.vocab_size]
+    def forward(self, ids, num_logits, num_new=None, num_behind=None, hidden=False):
+        asked = {"output_hidden_states": True} if hidden else {}
+        out = self._cache.forward(ids.to(self.device), num_logits, num_new, num_behind, **asked)
+        logits = out.logits[:, -num_logits:, : self.vocab_size]
+        return Scores(logits, out.hidden_states[-1] if hidden else None)
 
-    def rollback(self, length):
-        self._cache.rollback(length)
+    def rollback(self, lengths):
+        self._cache.rollback(as_lengths(lengths))
 
     def keep(self, rows):
         self._cache.keep(rows)

@@ -5,11 +5,13 @@ It knows a function from a prefix to probabilities. It does not know transformer
 
 import torch
 
-from specnb.models.memory import memory_budget as memory_budget  # offered here too, beside the models it is about
+from specnb.models.base import Scores, as_lengths
 
 
 class TableModel:
     """A toy language model given by its next-token probabilities.
+
+    It is asked only about prefixes that occur: about padding of a batch it is never asked.
 
     Parameters
     ----------
@@ -20,7 +22,7 @@ class TableModel:
     Examples
     --------
     >>> model = TableModel(lambda prefix: [0.5, 0.5] if len(prefix) % 2 else [1.0, 0.0], vocab_size=2)
-    >>> model.forward(torch.tensor([[0, 1]]), num_logits=2).exp()
+    >>> model.forward(torch.tensor([[0, 1]]), num_logits=2).logits.exp()
     tensor([[[0.5000, 0.5000],
              [1.0000, 0.0000]]], dtype=torch.float64)
     """
@@ -32,25 +34,31 @@ class TableModel:
         self.reset()
 
     @property
+    def lengths(self):
+        return list(map(len, self._ids))
+
+    @property
     def length(self):
-        return len(self._ids[0]) if self._single else list(map(len, self._ids))
+        return self.lengths[0] if len(self._ids) == 1 else self.lengths
 
     def reset(self, batch=1):
-        self._ids, self._single = [()] * batch, batch == 1
+        self._ids, self.run = [()] * batch, object()
 
-    def forward(self, ids, num_logits, num_new=None):
-        new = [row[len(row) - n :] for row, n in zip(ids.tolist(), num_new or [ids.shape[1]] * len(ids), strict=True)]
-        self._ids = [seen + tuple(row) for seen, row in zip(self._ids, new, strict=True)]
-        return torch.stack(
-            [
-                torch.stack([self._logits(seen[:end]) for end in range(len(seen) - num_logits + 1, len(seen) + 1)])
-                for seen in self._ids
-            ]
-        )
+    def forward(self, ids, num_logits, num_new=None, num_behind=None, hidden=False):
+        if hidden:
+            raise ValueError("a TableModel has no hidden states; take a CausalLM as the target of this drafter")
+        batch, n = ids.shape
+        logits = torch.zeros(batch, num_logits, self.vocab_size, dtype=torch.float64)
+        for row, line in enumerate(ids.tolist()):
+            end = n - (num_behind[row] if num_behind else 0)
+            start = end - num_new[row] if num_new else 0
+            before, self._ids[row] = self._ids[row], self._ids[row] + tuple(line[start:end])
+            for i in range(max(start, n - num_logits), end):
+                logits[row, i - n] = self._logits(before + tuple(line[start : i + 1]))
+        return Scores(logits)
 
-    def rollback(self, length):
-        lengths = [length] if self._single else length
-        self._ids = [seen[:kept] for seen, kept in zip(self._ids, lengths, strict=True)]
+    def rollback(self, lengths):
+        self._ids = [seen[:kept] for seen, kept in zip(self._ids, as_lengths(lengths), strict=True)]
 
     def keep(self, rows):
         self._ids = [self._ids[row] for row in rows]
