@@ -7,7 +7,7 @@ import pytest
 
 from specnb.cli import main
 from specnb.measure import concurrency, sweep, verdict
-from tests.test_sweep import OPTIONS, make_pair, prompts  # noqa: F401 (a fixture)
+from tests.test_sweep import OPTIONS, interrupt_after, make_pair, prompts  # noqa: F401 (a fixture)
 
 BATCHES = {**OPTIONS, "batches": [1, 2, 4]}
 
@@ -37,15 +37,8 @@ def test_prompts_that_fill_no_whole_batch_are_left_out_of_it(tmp_path, prompts):
 
 
 def test_a_batch_is_kept_whole_or_not_at_all(tmp_path, prompts, monkeypatch):  # noqa: F811
-    out, append, lines = tmp_path / "r.json", sweep._append, []
-
-    def killed(partial, rows):
-        append(partial, rows)
-        lines.append(len(rows))
-        if len(lines) == 23:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sweep, "_append", killed)
+    out, lines = tmp_path / "r.json", []
+    interrupt_after(monkeypatch, 23, lines)
     with pytest.raises(KeyboardInterrupt):
         sweep.run(*make_pair(), prompts, out=out, **BATCHES)
     partial = out.with_name("r.json.partial")

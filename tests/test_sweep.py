@@ -15,6 +15,7 @@ from specnb.drafters import ModelDrafter, PromptLookup
 from specnb.measure import sweep, verdict
 from specnb.measure.compare import compare
 from specnb.measure.prompts import load_prompts
+from specnb.measure.unfinished import Unfinished
 from specnb.models import CausalLM
 from tests.conftest import VOCAB, FakeClock, tiny_model
 from tests.test_models import WORDS, tokenizer_of
@@ -113,9 +114,51 @@ def test_a_sweep_killed_outright_resumes_with_nothing_lost_or_repeated(tmp_path,
     assert not partial.exists()
 
 
+def interrupt_after(monkeypatch, num, kept=None):
+    """Ctrl-C after so many measurements, whose numbers of rows are noted in `kept`."""
+    append, kept = Unfinished.append, [] if kept is None else kept
+
+    def interrupted(self, *entries):
+        append(self, *entries)
+        kept.append(len(entries))
+        if len(kept) == num:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Unfinished, "append", interrupted)
+
+
+def test_a_refused_sweep_leaves_nothing_behind(tmp_path, prompts):
+    target, drafters = make_pair()
+    other = CausalLM(tiny_model("Llama", layers=1, seed=1), tokenizer_of(WORDS[:-1]), name="other")
+    for options, made in (
+        ({"temperatures": [-1]}, drafters),
+        ({}, {"other": ModelDrafter(other)}),
+        ({"max_new_tokens": 0}, drafters),
+        ({"batches": [9]}, drafters),
+    ):
+        with pytest.raises(ValueError):
+            sweep.run(target, made, prompts, out=tmp_path / "r.json", **{**OPTIONS, **options})
+        assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+    assert sweep.run(target, drafters, prompts, out=tmp_path / "r.json", **OPTIONS)["rows"]
+
+
+def test_a_second_sweep_to_the_same_file_is_refused_while_the_first_measures(tmp_path, prompts):
+    out, refused = tmp_path / "r.json", []
+
+    def meanwhile(plan):
+        with pytest.raises(ValueError, match=r"another run is writing .*r.json.*another --out") as error:
+            sweep.run(*make_pair(), prompts, out=out, **OPTIONS)
+        refused.append(error)
+        return plan
+
+    result = sweep.run(*make_pair(), prompts, out=out, track=meanwhile, **OPTIONS)
+    assert refused and json.loads(out.read_text()) == result
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl", "r.json"]
+
+
 def test_an_unfinished_sweep_of_other_settings_is_not_mixed_in(tmp_path, prompts, monkeypatch):
     out, pair = tmp_path / "r.json", make_pair()
-    monkeypatch.setattr(sweep, "_append", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    interrupt_after(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
         sweep.run(*pair, prompts, out=out, **OPTIONS)
     monkeypatch.undo()

@@ -6,6 +6,7 @@ It knows git, the clock and JSON. It does not know what was measured.
 import json
 import os
 import subprocess
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -39,13 +40,64 @@ def commit():
 
 def write(path, result):
     """Write atomically: the file is there whole or as it was."""
+    head = json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=1)
+    rows = ",\n".join(json.dumps(row) for row in result.get("rows", []))  # A line a row: diffs stay readable.
+    write_text(path, f'{head[:-2]},\n "rows": [\n{rows}\n]}}\n')
+
+
+def write_text(path, text):
+    """Write a text file atomically, as UTF-8 whatever the locale, with its folder if there is none yet."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".writing")
-    head = json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=1)
-    rows = ",\n".join(json.dumps(row) for row in result.get("rows", []))  # A line a row: diffs stay readable.
-    scratch.write_text(f'{head[:-2]},\n "rows": [\n{rows}\n]}}\n', encoding="utf-8")
+    with open(scratch, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # Otherwise a power cut may leave the new name with nothing behind it.
     os.replace(scratch, path)
+
+
+def check_outputs(*outputs, replace=False):
+    """Refuse files that a command cannot write as asked, before any work is spent on what goes into them.
+
+    Parameters
+    ----------
+    outputs : paths; None stands for an output that was not asked for
+    replace : bool
+        Whether one that exists already may be replaced.
+
+    Raises
+    ------
+    ValueError
+        Where two outputs are one file, one exists and is not to be replaced or is a folder, or its folder cannot be
+        written to.
+
+    Examples
+    --------
+    >>> check_outputs("result.png", "result.png")
+    Traceback (most recent call last):
+    ValueError: two outputs would be written to result.png; give each a name of its own
+    """
+    taken = set()
+    for path in (Path(output) for output in outputs if output is not None):
+        name = os.path.normcase(os.path.realpath(path))
+        if name in taken:
+            raise ValueError(f"two outputs would be written to {path}; give each a name of its own")
+        taken.add(name)
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder; give the name of a file in it")
+        if path.exists() and not replace:
+            raise ValueError(f"{path} is there already; give another name, or --replace it")
+        _check_folder(path)
+
+
+def _check_folder(path):
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {folder} takes no new file ({error.strerror})") from error
 
 
 def load(path, kind=None, made_by="specnb"):

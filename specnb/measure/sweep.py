@@ -1,31 +1,27 @@
 """Measure generations over a grid and keep every one of them.
 
 It knows the sampler, the clock and result files. It does not know drawing or judging: `specnb.measure.verdict` reads
-what it writes. Rows are appended to `<out>.partial` as they finish, so a killed sweep loses nothing and resumes; the
-result file appears whole, at the end.
+what it writes. `specnb.measure.unfinished` keeps every row as it comes, so a killed sweep loses nothing and resumes.
 """
 
 import hashlib
 import json
 import math
-import os
 import re
 import time
 from collections import Counter
 from itertools import product
-from pathlib import Path
 
 import torch
 
 from specnb.measure import results
+from specnb.measure.unfinished import Unfinished
 from specnb.probs import Sampling
 from specnb.request import check_prompt
 from specnb.sampler import speculative
 from specnb.timing import gpu_state, in_time
 
 SCHEMA = "specnb-sweep/1"
-# What must be the same for rows to share one file.
-SAME, SAME_MACHINE = ("schema", "commit", "dirty", "models", "settings"), ("processor", "num_threads", "versions")
 CELL = ("drafter", "gamma", "temperature", "batch_size")
 SECONDS = ("ttft_sec", "decode_sec", "draft_sec", "verify_sec", "other_sec")
 MEASURED = ("stop_reason", "num_tokens", "repeated_4gram_percent", *SECONDS, "peak_memory_bytes", "rounds")
@@ -34,7 +30,7 @@ OUT_OF_MEMORY = re.compile("out of memory|(not enough|can't allocate) memory|ALL
 
 def run(
     target, drafters, prompts, *, out, gammas, temperatures, batches=(1,), max_new_tokens=None, repeats=1, seed=0,
-    command=None, restart=False, track=iter, measure=None, seconds=math.inf,
+    command=None, restart=False, replace=True, track=iter, measure=None, seconds=math.inf,
 ):  # fmt: skip
     """Measure every cell of drafter x gamma x temperature x batch on every prompt; returns what is written to `out`.
 
@@ -51,8 +47,8 @@ def run(
     max_new_tokens : int, optional
         Upper bound on top of each prompt's own.
     command : str, optional, kept in the file
-    restart : bool
-        Throw an unfinished run of `out` away instead of resuming it.
+    restart, replace : bool
+        Throw an unfinished run of `out` away instead of resuming it; replace the result that stands in `out`.
     track : callable
         Wraps the list of measurements, to show progress.
     measure : callable, optional
@@ -65,7 +61,7 @@ def run(
     Raises
     ------
     ValueError
-        Before anything is measured: for what does not fit or cannot work, an unfinished run of other settings.
+        Before anything is measured: for what does not fit or cannot work, and as `Unfinished` says.
     """
     end, batches = time.monotonic() + seconds, sorted(set(batches))
     _check(len(prompts), batches, max_new_tokens, repeats, measure, seconds)
@@ -77,20 +73,22 @@ def run(
     settings |= {"eos_ids": sorted(target.eos_ids), "prompts": described}
     models = {"target": target.describe(), "draft": {name: d.describe() for name, d in drafters.items()}}
     header = {**results.header(SCHEMA, command), "models": models, "settings": settings}
-    partial, header, rows = _open_partial(Path(out), header, restart)
-    done = set(map(_key, rows))
-    plan = [step for step in _plan(cells, prompts, repeats, seed) if _key(step) not in done]
     budgets = {name: prompt["max_new_tokens"] for name, prompt in described.items()}
     bounded = track if measure else lambda steps: in_time(track(steps), end, lambda step: step["block"])
-    for measured in (measure or in_turn)(target, drafters, plan, encoded, budgets, bounded):
-        _append(partial, measured)  # A batch is one line: it is there whole or not at all.
-        rows += measured
+    keys = (*CELL, "prompt_id", "repeat", "order")
+    with Unfinished(out, header, restart=restart, replace=replace, keys=keys) as unfinished:
+        done = set(map(_key, unfinished.entries))
+        plan = [step for step in _plan(cells, prompts, repeats, seed) if _key(step) not in done]
+        for measured in (measure or in_turn)(target, drafters, plan, encoded, budgets, bounded):
+            unfinished.append(*measured)
+        return unfinished.finish(_result(unfinished))
+
+
+def _result(unfinished):
+    header, rows = unfinished.header, sorted(unfinished.entries, key=lambda row: row["order"])
     header["environment"]["gpus_after"] = gpu_state()
     header["settings"] |= _left_out(header["settings"], rows)
-    result = {**header, "rows": sorted(rows, key=lambda row: row["order"])}
-    results.write(out, result)
-    partial.unlink()
-    return result
+    return {**header, "rows": rows}
 
 
 def _check(num_prompts, batches, max_new_tokens, repeats, measure, seconds):
@@ -251,37 +249,3 @@ def _warm_up(target, drafters, cells, prompt_ids):
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
-
-
-def _open_partial(out, header, restart):
-    """The file rows are appended to, its header and the rows it holds already."""
-    partial = out.with_name(out.name + ".partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    if partial.exists() and not restart:
-        content = partial.read_bytes()
-        end = content.rfind(b"\n") + 1
-        if end:
-            first, *rest = content[:end].decode().splitlines()
-            _check_same(json.loads(first), json.loads(json.dumps(header)), partial)
-            # Subtle: a kill can cut the last line short; it is cut off, and measured again.
-            os.truncate(partial, end)
-            return partial, json.loads(first), [row for line in rest for row in json.loads(line)]
-    partial.write_text(json.dumps(header) + "\n", encoding="utf-8")
-    return partial, header, []
-
-
-def _check_same(old, new, partial):
-    differing = [k for k in SAME if old.get(k) != new[k]]
-    differing += [k for k in SAME_MACHINE if old["environment"].get(k) != new["environment"][k]]
-    if differing:
-        raise ValueError(
-            f"{partial} is an unfinished sweep with another {', '.join(differing)}; finish it with the command it was "
-            "begun with, give another --out, or throw it away with --restart"
-        )
-
-
-def _append(partial, rows):
-    with open(partial, "a", encoding="utf-8") as file:
-        file.write(json.dumps(rows) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
