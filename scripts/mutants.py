@@ -293,8 +293,31 @@ MUTANTS = [
         "if not isinstance(found, (dict, list)):",
         "cli",
     ),
+    ("a run goes on with other GPUs", "found by use", "measure/unfinished.py", '"gpus": gpus}', '"gpus": []}'),
+    (
+        "a line that was cut short is appended to",
+        "found by use (the kind)",
+        "measure/unfinished.py",
+        "os.truncate(self.partial, end)",
+        "None",
+    ),
+    ("two runs write one file", "CASES 78", "measure/unfinished.py", "self._lock.acquire()", "None"),
+    (
+        "a header is written before anything was measured",
+        "CASES 78",
+        "measure/unfinished.py",
+        "        return self\n\n    def __exit__",
+        "        self.begin()\n        return self\n\n    def __exit__",
+    ),
+    (
+        "a finished result is replaced unasked",
+        "CASES 78",
+        "measure/unfinished.py",
+        "if self.out.exists() and not self._replace:",
+        "if False:",
+    ),
+    ("the figure overwrites the result", "CASES 79", "measure/results.py", "if name in taken:", "if False:", "unfinished"),
 ]
-
 
 CORE_TESTS = ("properties", "rule", "probs", "models", "drafters", "sampler", "batch", "cases")
 

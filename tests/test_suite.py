@@ -89,7 +89,7 @@ def test_a_killed_suite_goes_on_with_the_next_model(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         suite.run(tmp_path / "costs.json", **OPTIONS)
     assert not (tmp_path / "costs.json").exists()
-    with pytest.raises(ValueError, match="unfinished suite with another settings"):
+    with pytest.raises(ValueError, match=r"unfinished costs with another settings \(repeats 2, now 3\)"):
         suite.run(tmp_path / "costs.json", **{**OPTIONS, "repeats": 3})
     measured.append("resumed")
     assert list(suite.run(tmp_path / "costs.json", **OPTIONS)["models"]) == ["big", "small"]

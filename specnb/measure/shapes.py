@@ -9,13 +9,14 @@ import json
 import math
 import time
 from functools import partial
-from pathlib import Path
+from itertools import chain
 
 import pandas as pd
 import torch
 
 from specnb.measure import results
 from specnb.measure.costs import cost_curve, floor
+from specnb.measure.unfinished import Unfinished
 from specnb.models import CausalLM, default_dtype
 from specnb.timing import gpu_state, in_time, peak_memory_bytes, reset_peak_memory
 
@@ -69,7 +70,7 @@ def random_model(shape, name, *, device, dtype=None):
 
 def run(
     out, *, device, shapes=SHAPES, pairs=PAIRS, widths=WIDTHS, contexts=CONTEXTS, repeats=15, replay=True, dtype=None,
-    command=None, restart=False, track=iter, seconds=math.inf,
+    command=None, restart=False, replace=True, track=iter, seconds=math.inf,
 ):  # fmt: skip
     """Cost curves of every model of `pairs`, each by itself on the device, and its peak memory, to a result file.
 
@@ -77,6 +78,8 @@ def run(
     ----------
     out : path
         Written when all is measured. `<out>.partial` holds the models done so far: the same call goes on with it.
+    restart, replace : bool
+        Throw an unfinished run of `out` away instead of resuming it; replace the result that stands in `out`.
     replay : bool
         As in `cost_curve`: also as CUDA graphs.
     track : callable
@@ -92,36 +95,26 @@ def run(
     Raises
     ------
     ValueError
-        For a partial file with other settings.
+        Before anything is measured, as `Unfinished` says.
     """
-    end = time.monotonic() + seconds
-    out, device = Path(out), torch.device(device)
+    end, device = time.monotonic() + seconds, torch.device(device)
     settings = {"pairs": pairs, "widths": widths, "contexts": contexts, "repeats": repeats, "replay": replay}
     settings |= {"device": str(device), "dtype": str(dtype or default_dtype(device)).removeprefix("torch.")}
-    result = {**results.header(SCHEMA, command), "acceptance": ACCEPTANCE, "models": {}, "rows": []}
-    result["settings"] = json.loads(json.dumps(settings))
-    partial = out.with_name(out.name + ".partial")
-    if partial.exists() and not restart:
-        begun = load(partial)
-        differing = [name for name in ("commit", "dirty", "settings") if begun[name] != result[name]]
-        if differing:
-            raise ValueError(
-                f"{partial} is an unfinished suite with another {', '.join(differing)}; finish it as it was begun, or "
-                "throw it away with --restart"
-            )
-        result = begun
-    left = [name for pair in pairs for name in pair if name not in result["models"]]
-    for done, name in enumerate(track(left)):
-        now = time.monotonic()
-        share = now + (end - now) / (len(left) - done)
-        described, rows = measure(shapes[name], name, device, widths, contexts, repeats, replay, dtype, share)
-        result["models"][name] = described
-        result["rows"] += rows
-        results.write(partial, result)
-    result["environment"]["gpus_after"] = gpu_state()
-    results.write(out, result)
-    partial.unlink()
-    return result
+    header = {**results.header(SCHEMA, command), "acceptance": ACCEPTANCE, "settings": settings}
+    with Unfinished(out, header, restart=restart, replace=replace, keys=("key", "value")) as unfinished:
+        measured = {entry["key"]: entry["value"] for entry in unfinished.entries}
+        left = [name for name in dict.fromkeys(chain(*pairs)) if name not in measured]
+        for done, name in enumerate(track(left)):
+            now = time.monotonic()
+            share = now + (end - now) / (len(left) - done)
+            options = (device, widths, contexts, repeats, replay, dtype, share)
+            measured[name] = unfinished.once(name, partial(measure, shapes[name], name, *options))
+        result = {**unfinished.header, "models": {}, "rows": []}
+        for name, (described, rows) in measured.items():
+            result["models"][name] = described
+            result["rows"] += rows
+        result["environment"]["gpus_after"] = gpu_state()
+        return unfinished.finish(result)
 
 
 def load(path):
