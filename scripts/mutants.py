@@ -316,7 +316,14 @@ MUTANTS = [
         "if self.out.exists() and not self._replace:",
         "if False:",
     ),
-    ("the figure overwrites the result", "CASES 79", "measure/results.py", "if name in taken:", "if False:", "unfinished"),
+    (
+        "the figure overwrites the result",
+        "CASES 79",
+        "measure/results.py",
+        "if name in taken:",
+        "if False:",
+        "unfinished",
+    ),
 ]
 
 CORE_TESTS = ("properties", "rule", "probs", "models", "drafters", "sampler", "batch", "cases")
