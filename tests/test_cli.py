@@ -215,3 +215,39 @@ def test_an_interrupt_says_that_nothing_is_lost(folders, capsys, monkeypatch):
     assert main(sweep_arguments(folders)) == 130
     error = capsys.readouterr().err
     assert "resumes" in error and "specnb: interrupted" in error
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sweep", "--out", "r.png"],
+        ["sweep", "--out", "r.json", "--figure", "r.json"],
+        ["sweep", "--out", "p.jsonl", "--prompts", "p.jsonl", "--replace"],
+        ["serve-bench", "--endpoint", "http://127.0.0.1:9", "--prompts", "p.jsonl", "--out", "p.jsonl", "--replace"],
+        ["audit", "greedy", "p.jsonl", "p.jsonl", "--out", "p.jsonl", "--replace"],
+    ],
+)
+def test_two_files_of_a_command_with_one_name_are_refused_before_any_work(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    assert main(command) == 1
+    name = command[command.index("--out") + 1]
+    assert f"two files of this command are {name}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"] and (tmp_path / "p.jsonl").stat().st_size == 16
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sweep"],
+        ["serve-bench", "--endpoint", "http://127.0.0.1:9"],
+        ["audit", "endpoint", "http://127.0.0.1:9", "http://127.0.0.1:9"],
+        ["audit", "transformers"],
+    ],
+)
+def test_a_file_that_was_not_to_be_replaced_or_cannot_be_written_is_refused_first(tmp_path, capsys, command):
+    (tmp_path / "r.json").write_text("{}")
+    assert main([*command, "--out", str(tmp_path / "r.json")]) == 1
+    assert "r.json is there already; give another name, or --replace it" in capsys.readouterr().err
+    assert main([*command, "--out", str(tmp_path / "r.json" / "s.json")]) == 1
+    assert "s.json cannot be written" in capsys.readouterr().err and (tmp_path / "r.json").read_text() == "{}"

@@ -171,15 +171,17 @@ def test_two_outputs_with_one_name_are_refused_and_so_is_what_must_not_be_replac
     out, figure = tmp_path / "r.json", tmp_path / "r.png"
     results.check_outputs(out, figure, None)
     for same in (out, tmp_path / "." / "r.json", tmp_path / "new" / ".." / "r.json"):
-        with pytest.raises(ValueError, match=r"two outputs would be written to .*r\.json"):
+        with pytest.raises(ValueError, match=r"two files of this command are .*r\.json"):
             results.check_outputs(out, figure, same)
     out.write_text("")
     with pytest.raises(ValueError, match=r"r\.json is there already; .*--replace"):
         results.check_outputs(figure, out)
     results.check_outputs(figure, out, replace=True)
     (tmp_path / "link.json").symlink_to(out)
-    with pytest.raises(ValueError, match="two outputs"):
+    with pytest.raises(ValueError, match="two files"):
         results.check_outputs(out, tmp_path / "link.json", replace=True)
+    with pytest.raises(ValueError, match="two files"):
+        results.check_outputs(out, inputs=[figure, None, out], replace=True)
     with pytest.raises(ValueError, match="is a folder"):
         results.check_outputs(tmp_path, replace=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "r.json"]

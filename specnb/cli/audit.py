@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from specnb.cli.parts import PAIR, Device, Dtype, json_object
+from specnb.cli.parts import PAIR, Device, Dtype, Replace, json_object
 
 EPILOG = """\b
 exit code: 0 nothing found against it, 1 error, 2 not lossless, 3 cannot test
@@ -46,11 +46,13 @@ def transformers(
     ] = False,
     level: Level = 0.001,
     out: Out = None,
+    replace: Replace = False,
     server: Server = None,
 ):
     """Audit the installed generate(), on a tiny random model."""
     from specnb.audit import generate
 
+    _check(out, replace)
     same = {"n": calls, "vocab": vocab, "gamma": gamma, "seed": seed, "level": level, "track": _track}
     if candidates:
         found = generate.check_candidates(path, **same)
@@ -74,11 +76,13 @@ def endpoint(
     options: json_object(help="""More fields, as JSON, such as '{"top_k": 0}'.""") = "{}",
     level: Level = 0.001,
     out: Out = None,
+    replace: Replace = False,
     server: Server = None,
 ):
     """Audit two OpenAI-compatible servers, speculation on and off."""
     from specnb.serving.audit import audit_endpoint
 
+    _check(out, replace)
     found = audit_endpoint(
         on,
         off,
@@ -111,11 +115,13 @@ def greedy(
     device: Device = None,
     dtype: Dtype = None,
     out: Out = None,
+    replace: Replace = False,
     server: Server = None,
 ):
     """Audit ids of two greedy runs, from files; --dtype is the one the engines ran in."""
     from specnb.audit import compare_greedy, teacher_forced
 
+    _check(out, replace, [baseline, candidate])
     prompts, ids = _read(baseline)
     other_prompts, other_ids = _read(candidate)
     if any(ours != theirs for ours, theirs in zip(prompts, other_prompts, strict=False) if ours and theirs):
@@ -128,15 +134,20 @@ def greedy(
     _end(compare_greedy(ids, other_ids, logits_at=logits_at, max_ulps=max_ulps), out, server, context.obj)
 
 
+def _check(out, replace, inputs=()):
+    from specnb.measure.results import check_outputs
+
+    check_outputs(out, inputs=inputs, replace=replace)
+
+
 def _end(found, out, server, command):
     """Print the report, keep it where a file is named, and end with its exit code."""
     print(found)
     if out is not None:
-        from specnb.measure.results import came_to_be
+        from specnb.measure.results import came_to_be, write_text
 
         kept = {**found.to_dict(), "server": server, **came_to_be(command)}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(kept, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(out, json.dumps(kept, indent=1, allow_nan=False) + "\n")
     raise typer.Exit(found.exit_code)
 
 

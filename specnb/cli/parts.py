@@ -37,6 +37,7 @@ Dtype = Annotated[
     typer.Option(help="bfloat16, float16, float32, float64.", show_default="bfloat16 where it is fast, else float32"),
 ]
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines.", show_default="the project's prompts")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace what is in the file that --out names.")]
 
 
 @dataclass(frozen=True)

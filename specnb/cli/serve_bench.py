@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from specnb.cli.parts import Prompts, json_object, whole_number_list
+from specnb.cli.parts import Prompts, Replace, json_object, whole_number_list
 from specnb.cli.report import show_serve
 
 
@@ -30,13 +30,16 @@ def serve_bench(
         help="""What is known of it, kept in the file, as JSON, such as '{"version": "1.2"}'."""
     ) = None,
     out: Annotated[Path | None, typer.Option(help="Result file.")] = None,
+    replace: Replace = False,
 ):
     """Measure a running server at several concurrencies."""
     from rich.progress import track
 
     from specnb.measure.prompts import DEFAULT_PROMPTS, load_prompts
+    from specnb.measure.results import check_outputs
     from specnb.serving import load
 
+    check_outputs(out, inputs=[prompts], replace=replace)
     result = load.serve_bench(
         endpoint,
         load_prompts(prompts or DEFAULT_PROMPTS),

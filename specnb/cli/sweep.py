@@ -78,6 +78,7 @@ def sweep(
     from rich.progress import track
 
     from specnb.measure.prompts import DEFAULT_PROMPTS, load_prompts
+    from specnb.measure.results import check_outputs
     from specnb.measure.sweep import run
     from specnb.models import available_device
 
@@ -85,15 +86,18 @@ def sweep(
     loaded = load_prompts(prompts or DEFAULT_PROMPTS, limit or (None if own else 14))
     where = available_device(None if device == "auto" else device)
     out = out or _default_out(target, draft, where, batches)
+    figure, costs = figure or _figure_of(out), out.with_name("costs-gpu.json")
+    costs = costs if suite and (replace or not costs.exists()) else None  # Costs that are there already stay.
     seconds = seconds or (SUITE_SECONDS if suite else math.inf)
-    _refuse(where, out, seconds, suite=suite, ray=ray, replace=replace, force=force)
+    check_outputs(out, figure, costs, costs and _figure_of(costs), inputs=[prompts], replace=replace)
+    _refuse(where, seconds, suite=suite, ray=ray, force=force)
     pair = Pair(target, draft, device, dtype)
     measure = _measure_on_ray(ray, pair, where) if ray else None
-    same = {"command": context.obj, "restart": restart}
+    same = {"command": context.obj, "restart": restart, "replace": replace}
     began = time.monotonic()
     try:
-        if suite and (replace or not out.with_name("costs-gpu.json").exists()):
-            _costs(out.with_name("costs-gpu.json"), where, dtype, seconds=COSTS_SHARE * seconds, **same)
+        if costs is not None:
+            _costs(costs, where, dtype, seconds=COSTS_SHARE * seconds, **same)
         model, drafters = pair.load(["lookup", SHIPPED_DRAFT])
         result = run(
             model,
@@ -114,7 +118,6 @@ def sweep(
     except KeyboardInterrupt:
         print("\nspecnb: what was measured is kept; the same command resumes", file=sys.stderr)
         raise
-    figure = figure or _figure_of(out)
     show_sweep(result, out, figure)
     print("\nwritten:", out, figure)
 
@@ -129,7 +132,7 @@ def _default_out(target, draft, device, batches):
     return PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}{many}.json"
 
 
-def _refuse(device, out, seconds, *, suite, ray, replace, force):
+def _refuse(device, seconds, *, suite, ray, force):
     """Raise for a sweep that cannot work, or not here and now, before anything is loaded."""
     from specnb.timing import busy_reasons
 
@@ -137,8 +140,6 @@ def _refuse(device, out, seconds, *, suite, ray, replace, force):
         raise ValueError(f"the suite needs a CUDA device, and this is {device.type}; run specnb sweep without --suite")
     if ray and seconds < math.inf:
         raise ValueError("on a Ray cluster nothing bounds the time; leave out --ray, or --seconds and --suite")
-    if out.exists() and not replace:
-        raise ValueError(f"{out} holds a finished sweep; give another --out, or --replace it")
     if not force and (reasons := busy_reasons()):
         raise RuntimeError(
             f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "

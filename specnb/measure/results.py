@@ -57,38 +57,42 @@ def write_text(path, text):
     os.replace(scratch, path)
 
 
-def check_outputs(*outputs, replace=False):
+def check_outputs(*outputs, inputs=(), replace=False):
     """Refuse files that a command cannot write as asked, before any work is spent on what goes into them.
 
     Parameters
     ----------
-    outputs : paths; None stands for an output that was not asked for
+    outputs, inputs : paths; None stands for one that was not asked for
+        What the command writes and what it reads.
     replace : bool
         Whether one that exists already may be replaced.
 
     Raises
     ------
     ValueError
-        Where two outputs are one file, one exists and is not to be replaced or is a folder, or its folder cannot be
-        written to.
+        Where an output is another one or an input, is a folder, exists and is not to be replaced, or lies in a folder
+        that cannot be written to.
 
     Examples
     --------
     >>> check_outputs("result.png", "result.png")
     Traceback (most recent call last):
-    ValueError: two outputs would be written to result.png; give each a name of its own
+    ValueError: two files of this command are result.png; give each a name of its own
     """
-    taken = set()
+    taken = [_real(path) for path in inputs if path is not None]
     for path in (Path(output) for output in outputs if output is not None):
-        name = os.path.normcase(os.path.realpath(path))
-        if name in taken:
-            raise ValueError(f"two outputs would be written to {path}; give each a name of its own")
-        taken.add(name)
+        if _real(path) in taken:
+            raise ValueError(f"two files of this command are {path}; give each a name of its own")
+        taken.append(_real(path))
         if path.is_dir():
             raise ValueError(f"{path} is a folder; give the name of a file in it")
         if path.exists() and not replace:
             raise ValueError(f"{path} is there already; give another name, or --replace it")
         _check_folder(path)
+
+
+def _real(path):
+    return os.path.normcase(os.path.realpath(path))
 
 
 def _check_folder(path):
