@@ -89,8 +89,10 @@ def sweep(
     figure, costs = figure or _figure_of(out), out.with_name("costs-gpu.json")
     costs = costs if suite and (replace or not costs.exists()) else None  # Costs that are there already stay.
     seconds = seconds or (SUITE_SECONDS if suite else math.inf)
+    _refuse(where, seconds, suite=suite, ray=ray)
     check_outputs(out, figure, costs, costs and _figure_of(costs), inputs=[prompts], replace=replace)
-    _refuse(where, seconds, suite=suite, ray=ray, force=force)
+    if not force:
+        _refuse_busy()
     pair = Pair(target, draft, device, dtype)
     measure = _measure_on_ray(ray, pair, where) if ray else None
     same = {"command": context.obj, "restart": restart, "replace": replace}
@@ -132,15 +134,18 @@ def _default_out(target, draft, device, batches):
     return PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}{many}.json"
 
 
-def _refuse(device, seconds, *, suite, ray, force):
-    """Raise for a sweep that cannot work, or not here and now, before anything is loaded."""
-    from specnb.timing import busy_reasons
-
+def _refuse(device, seconds, *, suite, ray):
+    """Raise for a sweep that cannot work, before anything is loaded."""
     if suite and device.type != "cuda":
         raise ValueError(f"the suite needs a CUDA device, and this is {device.type}; run specnb sweep without --suite")
     if ray and seconds < math.inf:
         raise ValueError("on a Ray cluster nothing bounds the time; leave out --ray, or --seconds and --suite")
-    if not force and (reasons := busy_reasons()):
+
+
+def _refuse_busy():
+    from specnb.timing import busy_reasons
+
+    if reasons := busy_reasons():
         raise RuntimeError(
             f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
             "or measure all the same with --force"
