@@ -32,11 +32,11 @@ from rich.progress import track
 
 from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
 from specnb.measure import results, sweep, verdict
+from specnb.measure.machine import busy_reasons
 from specnb.measure.prompts import load_prompts
 from specnb.models import CausalLM, load_pair
 from specnb.models.fetch import PROJECT
 from specnb.sampler import autoregressive, speculative
-from specnb.timing import busy_reasons
 
 
 def outside_forwards(target, drafter, gamma, sampling, prompts):

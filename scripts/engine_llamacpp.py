@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from rich.progress import track
 
 from specnb.cli.report import show_serve
+from specnb.measure.machine import busy_reasons
 from specnb.measure.prompts import load_prompts
 from specnb.measure.results import came_to_be
 from specnb.models.fetch import PROJECT, fetch_gguf, file_sha256
 from specnb.serving.audit import audit_endpoint
 from specnb.serving.load import serve_bench
-from specnb.timing import busy_reasons
 
 PYTHON = PROJECT / ".venv-llamacpp" / "bin" / "python"
 OUT = PROJECT / "data" / "engines"

@@ -324,6 +324,42 @@ MUTANTS = [
         "if False:",
         "unfinished",
     ),
+    (
+        "events of the current GPU instead of the model's",
+        "found by use",
+        "timing.py",
+        "event.record(torch.cuda.current_stream(device))",
+        "event.record(torch.cuda.current_stream())",
+    ),
+    (
+        "waiting for the current GPU instead of the model's",
+        "found by use",
+        "timing.py",
+        "torch.cuda.synchronize(device)",
+        "torch.cuda.synchronize()",
+    ),
+    (
+        "peak memory of GPUs that hold no part of the model",
+        "found by use",
+        "timing.py",
+        'if weights.device.type == "cuda"}',
+        'if weights.device.type == "cuda"} | {torch.device("cuda:0")}',
+    ),
+    (
+        "GPUs are looked at that this process may not use",
+        "found by use",
+        "timing.py",
+        'os.environ.get("CUDA_VISIBLE_DEVICES")',
+        "None",
+    ),
+    (
+        "a resting drafter's cache counts in a row's peak",
+        "found by use",
+        "measure/sweep.py",
+        "        drafter.begin(1)  #",
+        "        pass  #",
+        "sweep",
+    ),
 ]
 
 CORE_TESTS = ("properties", "rule", "probs", "models", "drafters", "sampler", "batch", "cases")

@@ -64,7 +64,7 @@ def speculative(target, drafter, prompt_ids, *, gamma, max_new_tokens, sampling=
     done = [[] for _ in prompts]
     for index, r in run.rounds():
         done[index].append(r)
-    peak = peak_memory_bytes(target.device)
+    peak = peak_memory_bytes(target, drafter)
     generations = [_generation(Trace(run.gamma, row, peak), eos_ids) for row in done]
     return generations if batched else generations[0]
 
@@ -110,7 +110,7 @@ class _Run:
         self.target.reset(len(self.rows))
         if self.drafter is not None:
             self.drafter.begin(len(self.rows))
-        reset_peak_memory(self.device)
+        reset_peak_memory(self.target, self.drafter)
         self._ours = self._owners()
 
     def _owners(self):

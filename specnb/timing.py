@@ -5,14 +5,13 @@ has one host synchronisation already (its result is read), and the clock is read
 next.
 """
 
+import os
 import platform
-import subprocess
 import sys
 import time
+from functools import partial
 
 import torch
-
-BUSY_PERCENT = 15  # Mean use of the processor by others above which a measurement is worthless.
 
 
 class RoundClock:
@@ -23,10 +22,9 @@ class RoundClock:
     On MPS each mark synchronises, which slows the round a little: best effort.
     """
 
-    def __init__(self, device, *, now=time.perf_counter, make_event=None, synchronize=None):
+    def __init__(self, device, *, now=time.perf_counter, record=None, synchronize=None):
         self._now = now
-        self._make_event = make_event or (_cuda_event if device.type == "cuda" else None)
-        self._device = device
+        self._record = record or (partial(recorded_event, device) if device.type == "cuda" else None)
         self._synchronize = synchronize or (torch.mps.synchronize if device.type == "mps" else lambda: None)
 
     def start(self):
@@ -43,15 +41,13 @@ class RoundClock:
         return drafted, verified, max(total - drafted - verified, 0.0)
 
     def _stamp(self):
-        if self._make_event:
-            event = self._make_event()
-            event.record(*([torch.cuda.current_stream(self._device)] if self._device.index else []))
-            return event
+        if self._record:
+            return self._record()
         self._synchronize()
         return self._now()
 
     def _between(self, earlier, later):
-        if self._make_event:
+        if self._record:
             return earlier.elapsed_time(later) / 1000  # CUDA events count milliseconds.
         return later - earlier
 
@@ -81,27 +77,48 @@ def in_time(steps, end, together=lambda step: step):
 
 
 def synchronize(device):
-    """Wait until the device has done all it was asked to."""
-    if device.type in ("cuda", "mps"):
-        getattr(torch, device.type).synchronize()
-
-
-def _cuda_event():
-    return torch.cuda.Event(enable_timing=True)
-
-
-def reset_peak_memory(device):
-    """Start a new peak: what is allocated now, weights included, is the baseline it grows from."""
+    """Wait until the device has done all it was asked to, whether or not it is the current one."""
     if device.type == "cuda":
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(index)
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
-def peak_memory_bytes(device):
-    """Peak bytes allocated since `reset_peak_memory`, weights included; None where it cannot be measured (no GPU)."""
-    if device.type != "cuda":
-        return None
-    return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+def recorded_event(device):
+    """An event recorded now among the work of a CUDA device, whether or not it is the current one."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def reset_peak_memory(*parts):
+    """Start a new peak on every GPU that holds weights of these models and drafters.
+
+    What is allocated now, weights included, is the baseline it grows from.
+    """
+    for device in _gpus_of(parts):
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_bytes(*parts):
+    """Peak bytes allocated since `reset_peak_memory` on the GPUs of these models and drafters, weights included.
+
+    A model that is spread over several GPUs counts with the sum of their peaks. None where there is no GPU, for then
+    it cannot be measured.
+    """
+    gpus = _gpus_of(parts)
+    return sum(map(torch.cuda.max_memory_allocated, gpus)) if gpus else None
+
+
+def _gpus_of(parts):
+    """The CUDA devices of modules, of models that wrap a module, and of drafters that wrap models or drafters."""
+    found = set()
+    for part in parts:
+        if isinstance(part, torch.nn.Module):
+            found |= {weights.device for weights in part.parameters() if weights.device.type == "cuda"}
+        elif part is not None:
+            found |= _gpus_of([getattr(part, "model", None), *getattr(part, "drafters", ())])
+    return found
 
 
 def environment():
@@ -141,68 +158,77 @@ def versions():
     return found
 
 
-GPU_FIELDS = {
-    "uuid": "uuid",
-    "name": "name",
-    "driver": "driver_version",
-    "power_limit_watt": "power.limit",
-    "sm_clock_mhz": "clocks.sm",
-    "memory_clock_mhz": "clocks.mem",
-    "throttle_reasons": "clocks_throttle_reasons.active",  # the older name, which every driver knows
-    "utilization_percent": "utilization.gpu",
-    "memory_used_mib": "memory.used",
-}
-
-
 def gpu_state():
-    """One dict for each GPU, with its clocks, throttle reasons and number of processes now; empty without one."""
-    rows = _nvidia_smi("--query-gpu=" + ",".join(GPU_FIELDS.values()))
-    users = [row[0] for row in _nvidia_smi("--query-compute-apps=gpu_uuid,pid")]
-    gpus = [dict(zip(GPU_FIELDS, map(_number, row), strict=False)) for row in rows]
-    return [{"num_processes": users.count(gpu.pop("uuid")), **gpu} for gpu in gpus]
+    """One dict for each GPU that this process may use, in CUDA's order, with its clocks and processes as they are now.
 
-
-def busy_reasons():
-    """Why a measurement started now would be worthless; an empty list on a quiet machine.
-
-    Ask before a model is loaded: inside a container a process cannot tell its own use of a GPU from others'.
+    What the driver does not tell is None, and without a driver there are no GPUs. `CUDA_VISIBLE_DEVICES` may name GPUs
+    by number, by UUID or as MIG devices. Where GPUs of several kinds are numbered, set CUDA_DEVICE_ORDER=PCI_BUS_ID,
+    for otherwise CUDA counts the fastest first and the driver does not.
     """
-    import psutil
+    import pynvml
 
-    reasons = []
-    used = min(psutil.cpu_percent(interval=1.0) for _ in range(2))  # A short burst is over after a second.
-    if used > BUSY_PERCENT:
-        reasons.append(f"{used:.0f} % of the processor is in use (at most {BUSY_PERCENT} % is allowed)")
-    for index, gpu in enumerate(gpu_state()):
-        if gpu["num_processes"]:
-            reasons.append(f"{gpu['num_processes']} processes use GPU {index} ({gpu['name']})")
-    return reasons
-
-
-def _nvidia_smi(query):
     try:
-        done = subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        pynvml.nvmlInit()
+        try:
+            return [_described(pynvml, *gpu) for gpu in _visible_gpus(pynvml)]
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
         return []
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    return [[cell.strip() for cell in line.split(",")] for line in lines if line.strip()]
 
 
-def _number(cell):
-    """A number where it is one, None where the driver does not know, else the text."""
-    if cell.startswith("["):  # [N/A], [Not Supported]
+def _visible_gpus(nvml):
+    """Handles of the GPUs this process may use: each a pair, the part of the GPU that is ours, and the whole GPU."""
+    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return [(gpu, gpu) for gpu in every]
+    found = []
+    for name in map(str.strip, names.split(",")):
+        try:
+            found.append(_named_gpu(nvml, name, every))
+        except (nvml.NVMLError, ValueError):
+            break  # CUDA uses neither a name it does not know nor those after it.
+    return found
+
+
+def _named_gpu(nvml, name, every):
+    if name.startswith("MIG-") and "/" not in name:
+        part = nvml.nvmlDeviceGetHandleByUUID(name)
+        return part, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)
+    uuid = name.removeprefix("MIG-").split("/")[0]  # Older drivers name a part MIG-GPU-<UUID of the GPU>/1/0.
+    (gpu,) = (
+        gpu
+        for index, gpu in enumerate(every)
+        if name == str(index) or (uuid.startswith("GPU-") and nvml.nvmlDeviceGetUUID(gpu).startswith(uuid))
+    )
+    return gpu, gpu
+
+
+def _described(nvml, *handles):
+    def ask(question, *more, read=lambda answer: answer):
+        for handle in handles:  # Of a MIG device the driver knows the memory and the processes, of its GPU the rest.
+            try:
+                return read(getattr(nvml, question)(handle, *more))
+            except nvml.NVMLError:
+                continue
         return None
-    try:
-        return float(cell)
-    except ValueError:
-        return cell
+
+    return {
+        "num_processes": ask("nvmlDeviceGetComputeRunningProcesses", read=len),
+        "name": ask("nvmlDeviceGetName"),
+        "driver": nvml.nvmlSystemGetDriverVersion(),
+        "power_limit_watt": ask("nvmlDeviceGetPowerManagementLimit", read=lambda milliwatt: milliwatt / 1000),
+        "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        "throttle_reasons": ask("nvmlDeviceGetCurrentClocksThrottleReasons", read="0x{:016x}".format),
+        "utilization_percent": ask("nvmlDeviceGetUtilizationRates", read=lambda rates: rates.gpu),
+        "memory_used_mib": ask("nvmlDeviceGetMemoryInfo", read=lambda memory: memory.used / 2**20),
+    }
 
 
 def _processor():
     if sys.platform.startswith("linux"):
-        with open("/proc/cpuinfo") as lines:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:
                 if line.startswith("model name"):
                     return line.split(":", 1)[1].strip()

@@ -57,7 +57,7 @@ def test_a_finished_result_is_not_overwritten_unasked(folders, capsys):
 
 
 def test_a_busy_machine_is_refused_unless_forced(folders, capsys, monkeypatch):
-    monkeypatch.setattr("specnb.timing.busy_reasons", lambda: ["80 % of the processor is in use"])
+    monkeypatch.setattr("specnb.measure.machine.busy_reasons", lambda device: ["80 % of the processor is in use"])
     arguments = [word for word in sweep_arguments(folders) if word != "--force"]
     assert main(arguments) == 1
     assert "80 % of the processor" in capsys.readouterr().err and not (folders / "data").exists()

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from specnb import theory
+from specnb import sampler, theory
 from specnb.cli import main
 from specnb.drafters import ModelDrafter, PromptLookup
 from specnb.measure import sweep, verdict
@@ -207,6 +207,16 @@ def test_a_bounded_sweep_ends_in_time_with_whole_prompts_and_names_the_rest(
     assert main(["report", str(tmp_path / "r.json")]) == 0
     named = f"{len(left_out)} prompts were left out, or measured less often than asked: {', '.join(left_out)}"
     assert (named in capsys.readouterr().out) == bool(left_out)
+
+
+def test_no_cache_of_a_row_before_is_alive_when_the_peak_of_a_row_begins(tmp_path, prompts, monkeypatch):
+    target, drafters = make_pair()
+    alive = []
+    monkeypatch.setattr(
+        sampler, "reset_peak_memory", lambda *_: alive.append((target.length, drafters["small"].model.length))
+    )
+    sweep.run(target, drafters, prompts, out=tmp_path / "r.json", **OPTIONS)
+    assert len(alive) >= 4 * 2 * 5 and set(alive) == {(0, 0)}
 
 
 def test_a_bounded_sweep_names_what_it_repeated_less_often(tmp_path, prompts, monkeypatch):

@@ -1,3 +1,4 @@
+import sys
 import types
 
 import pytest
@@ -6,7 +7,8 @@ from torch.overrides import TorchFunctionMode
 
 from specnb import sampler, timing
 from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
-from specnb.models import CausalLM
+from specnb.measure import costs, machine
+from specnb.models import CausalLM, TableModel
 from specnb.probs import Sampling
 from specnb.sampler import speculative
 from specnb.timing import RoundClock
@@ -51,17 +53,21 @@ class FakeTime:
         self.log.append("synchronize")
         self.host = max(self.host, self.device)
 
-    def event(self):
-        fake = self
+    def record(self):
+        return FakeEvent(max(self.device, self.host))
 
-        class Event:
-            def record(self):
-                self.at = max(fake.device, fake.host)
 
-            def elapsed_time(self, later):
-                return 1000 * (later.at - self.at)
+class FakeEvent:
+    """An event that was recorded at a known time."""
 
-        return Event()
+    def __init__(self, at):
+        self.at = at
+
+    def elapsed_time(self, later):
+        return 1000 * (later.at - self.at)
+
+    def synchronize(self):
+        pass
 
 
 def test_on_a_cpu_the_phases_are_read_from_the_host_clock():
@@ -74,7 +80,7 @@ def test_on_a_cpu_the_phases_are_read_from_the_host_clock():
 def test_on_a_gpu_phases_are_device_time_read_at_the_round_s_own_synchronisation():
     # 1ytic/warp-rnnt #9: a clock read before the kernels finish; pytorch PR #75393: a synchronisation at every mark.
     fake = FakeTime()
-    clock = RoundClock(torch.device("cuda"), now=fake.now, make_event=fake.event)
+    clock = RoundClock(torch.device("cuda"), now=fake.now, record=fake.record)
     clock.start()
     fake.launch(0.5)  # draft
     clock.mark()
@@ -166,10 +172,73 @@ def test_mps_synchronises_at_each_mark():
     assert clock.stop() == pytest.approx((0.5, 1.0, 0.0)) and len(fake.log) == 3
 
 
-def test_peak_memory_is_not_measured_on_a_cpu():
-    # torch.cuda.max_memory_allocated() returns 0 there, which would read as "nothing".
-    timing.reset_peak_memory(torch.device("cpu"))
-    assert timing.peak_memory_bytes(torch.device("cpu")) is None
+class FakeCuda:
+    """Stands in for `torch.cuda` with several GPUs, of which number 0 is the current one, and notes who is asked."""
+
+    def __init__(self, monkeypatch, peaks=()):
+        self.asked, self.peaks, fake = [], list(peaks), self
+
+        class Event(FakeEvent):
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self, stream):
+                fake.asked.append(("record", stream))
+                self.at = len(fake.asked)
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: self.asked.append(("wait", str(device))))
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda d: self.asked.append(("reset", str(d))))
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda d: self.peaks[d.index])
+
+
+@pytest.mark.parametrize("name", ["cuda:0", "cuda:1"])
+def test_the_clock_follows_the_model_s_gpu_and_not_the_current_one(monkeypatch, name):
+    fake = FakeCuda(monkeypatch)
+    clock = RoundClock(torch.device(name))
+    clock.start(), clock.mark(), clock.mark()
+    clock.stop()
+    timing.synchronize(torch.device(name))
+    assert costs._timed(lambda: None, torch.device(name)) == 1
+    assert {where for _, where in fake.asked} == {name, f"stream of {name}"}
+    assert [what for what, _ in fake.asked] == ["record"] * 3 + ["wait"] * 2 + ["record"] * 2
+
+
+class On(torch.nn.Module):
+    """A model whose weights lie on these devices."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+
+    def parameters(self):
+        return (types.SimpleNamespace(device=torch.device(name)) for name in self.names)
+
+
+def wrapped(*names):
+    return types.SimpleNamespace(model=On(*names))
+
+
+@pytest.mark.parametrize(
+    ("parts", "used"),
+    [
+        ([wrapped("cuda:1")], [1]),
+        ([wrapped("cuda:0"), None], [0]),
+        ([wrapped("cuda:0", "cuda:2", "cuda:2", "cpu")], [0, 2]),  # spread by a device map
+        ([wrapped("cuda:1"), ModelDrafter(wrapped("cuda:2"))], [1, 2]),
+        ([wrapped("cuda:1"), FirstOf(PromptLookup(), ModelDrafter(wrapped("cuda:0")))], [0, 1]),
+        ([wrapped("cpu"), PromptLookup()], None),
+        ([TableModel(None, 2)], None),
+    ],
+)
+def test_peak_memory_is_that_of_the_gpus_which_hold_the_models(monkeypatch, parts, used):
+    # On a CPU torch.cuda.max_memory_allocated() returns 0, which would read as "nothing".
+    fake = FakeCuda(monkeypatch, peaks=[1, 10, 100])
+    timing.reset_peak_memory(*parts)
+    assert sorted(fake.asked) == [("reset", f"cuda:{index}") for index in used or []]
+    assert timing.peak_memory_bytes(*parts) == (used and sum(10**index for index in used))
 
 
 def test_the_environment_is_complete_and_names_no_machine():
@@ -183,35 +252,142 @@ def test_the_environment_is_complete_and_names_no_machine():
     assert socket.gethostname() not in text and f"/{getpass.getuser()}" not in text
 
 
-def test_a_gpu_is_described_from_what_the_driver_says(monkeypatch):
-    answers = {
-        "--query-gpu": "GPU-a, NVIDIA H200, 570.1.2, 700.00, 1980, [N/A], 0x0000000000000000, 3, 512\n"
-        "GPU-b, NVIDIA H200, 570.1.2, 700.00, 1980, 3201, 0x0000000000000000, 3, 512\n",
-        "--query-compute-apps": "GPU-b, 4242\n",
-    }
-    monkeypatch.setattr(
-        timing.subprocess,
-        "run",
-        lambda command, **_: types.SimpleNamespace(returncode=0, stdout=answers[command[1].split("=")[0]]),
-    )
-    first, second = timing.gpu_state()
-    assert first["name"] == "NVIDIA H200" and first["power_limit_watt"] == 700 and first["memory_clock_mhz"] is None
-    assert (first["num_processes"], second["num_processes"]) == (0, 1) and "uuid" not in first
+class FakeNvml:
+    """Stands in for the driver: GPUs by name, their processes, and the MIG devices they are cut into."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = "sm", "mem"
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, gpus, parts=None, no_driver=False):
+        """`gpus`: {UUID: number of processes}; `parts`: {MIG UUID: (UUID of its GPU, number of processes)}."""
+        self.gpus, self.parts, self.no_driver, self.open = gpus, parts or {}, no_driver, 0
+
+    def nvmlInit(self):
+        if self.no_driver:
+            raise self.NVMLError("no driver")
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self):
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return list(self.gpus)[index]
+
+    def nvmlDeviceGetUUID(self, handle):
+        return handle
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        return self._known(name, self.parts)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, part):
+        return self.parts[part][0]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return [object()] * (self.gpus[handle] if handle in self.gpus else self.parts[handle][1])
+
+    def nvmlDeviceGetName(self, handle):
+        return f"name of {handle}"
+
+    def nvmlSystemGetDriverVersion(self):
+        return "570.1.2"
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle):
+        return 700_000 if self._known(handle, self.gpus) else None
+
+    def nvmlDeviceGetClockInfo(self, handle, which):
+        if which == self.NVML_CLOCK_MEM:
+            raise self.NVMLError("not supported")
+        return 1980 if self._known(handle, self.gpus) else None
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return 4 if self._known(handle, self.gpus) else None
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return types.SimpleNamespace(gpu=3) if self._known(handle, self.gpus) else None
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return types.SimpleNamespace(used=512 * 2**20)
+
+    def _known(self, name, among):
+        if name not in among:
+            raise self.NVMLError("not found")
+        return name
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A function that puts a driver with these GPUs in the place of this machine's, and says which of them are seen."""
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
-    assert timing.busy_reasons() == ["1 processes use GPU 1 (NVIDIA H200)"]
+
+    def install(*arguments, visible=None, **options):
+        fake = FakeNvml(*arguments, **options)
+        monkeypatch.setitem(sys.modules, "pynvml", fake)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        return fake
+
+    return install
 
 
-def test_without_a_driver_there_are_no_gpus(monkeypatch):
-    def missing(*_, **__):
-        raise FileNotFoundError
+def test_a_gpu_is_described_from_what_the_driver_says(driver):
+    fake = driver({"GPU-a": 0, "GPU-b": 1})
+    first, second = timing.gpu_state()
+    assert first == {
+        "num_processes": 0, "name": "name of GPU-a", "driver": "570.1.2", "power_limit_watt": 700.0,
+        "sm_clock_mhz": 1980, "memory_clock_mhz": None, "throttle_reasons": "0x0000000000000004",
+        "utilization_percent": 3, "memory_used_mib": 512.0,
+    }  # fmt: skip
+    assert second["num_processes"] == 1 and fake.open == 0
 
-    monkeypatch.setattr(timing.subprocess, "run", missing)
-    assert timing.gpu_state() == []
+
+def test_of_a_mig_device_processes_are_its_own_and_clocks_are_its_gpu_s(driver):
+    driver({"GPU-a": 7}, {"MIG-x": ("GPU-a", 2), "MIG-y": ("GPU-a", 5)}, visible="MIG-x")
+    (gpu,) = timing.gpu_state()
+    assert (gpu["num_processes"], gpu["name"], gpu["sm_clock_mhz"]) == (2, "name of MIG-x", 1980)
 
 
-def test_a_busy_processor_is_a_reason_and_a_short_burst_is_not(monkeypatch):
-    monkeypatch.setattr(timing, "gpu_state", list)
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [
+        (None, "ab"), ("0", "a"), ("1", "b"), ("1,0", "ba"), (" 1 , 0 ", "ba"), ("", ""), ("-1", ""), ("0,-1,1", "a"),
+        ("2", ""), ("1,7,0", "b"), ("GPU-b", "b"), ("GPU-bbb-1,0", "ba"), ("GPU-", ""), ("GPU-c", ""), ("bbb", ""),
+        ("MIG-x", "x"), ("MIG-z", ""), ("MIG-GPU-aaa-1/1/0", "a"), ("NoDevFiles", ""),
+    ],
+)  # fmt: skip
+def test_only_the_gpus_that_this_process_may_use_are_looked_at(driver, visible, seen):
+    """A name that is not known, or stands for several, hides itself and what comes after it, as it does in CUDA."""
+    driver({"GPU-aaa-1": 1, "GPU-bbb-1": 2}, {"MIG-x": ("GPU-aaa-1", 3)}, visible=visible)
+    processes = {"a": 1, "b": 2, "x": 3}
+    assert [gpu["num_processes"] for gpu in timing.gpu_state()] == [processes[name] for name in seen]
+    reasons = machine.busy_reasons()
+    assert [int(reason.split()[0]) for reason in reasons] == [processes[name] for name in seen]
+    assert [gpu["num_processes"] for gpu in timing.environment()["gpus"]] == [processes[name] for name in seen]
+
+
+def test_a_gpu_that_is_busy_with_another_s_work_matters_only_where_it_is_ours(driver):
+    driver({"GPU-a": 0, "GPU-b": 4})
+    assert machine.busy_reasons() == ["4 processes use GPU 1 (name of GPU-b)"]
+    assert machine.busy_reasons(torch.device("cuda:1")) == machine.busy_reasons()
+    for elsewhere in ("cpu", "cuda", "cuda:0", "mps"):
+        assert machine.busy_reasons(torch.device(elsewhere)) == []
+    driver({"GPU-a": 0, "GPU-b": 4}, visible="1")  # Then CUDA calls the second one its number 0.
+    assert machine.busy_reasons(torch.device("cuda")) == ["4 processes use GPU 0 (name of GPU-b)"]
+
+
+def test_without_a_driver_there_are_no_gpus(driver):
+    driver({"GPU-a": 3}, no_driver=True)
+    assert timing.gpu_state() == [] == timing.environment()["gpus"] == machine.busy_reasons()
+
+
+def test_a_busy_processor_is_a_reason_and_a_short_burst_is_not(driver, monkeypatch):
+    driver({})
     for readings, busy in (([90.0, 80.0], True), ([90.0, 1.0], False), ([0.0, 0.0], False)):
         values = iter(readings)
         monkeypatch.setattr("psutil.cpu_percent", lambda interval, values=values: next(values))
-        assert bool(timing.busy_reasons()) is busy
+        assert bool(machine.busy_reasons()) is busy

@@ -92,7 +92,7 @@ def sweep(
     _refuse(where, seconds, suite=suite, ray=ray)
     check_outputs(out, figure, costs, costs and _figure_of(costs), inputs=[prompts], replace=replace)
     if not force:
-        _refuse_busy()
+        _refuse_busy(where)
     pair = Pair(target, draft, device, dtype)
     measure = _measure_on_ray(ray, pair, where) if ray else None
     same = {"command": context.obj, "restart": restart, "replace": replace}
@@ -142,10 +142,10 @@ def _refuse(device, seconds, *, suite, ray):
         raise ValueError("on a Ray cluster nothing bounds the time; leave out --ray, or --seconds and --suite")
 
 
-def _refuse_busy():
-    from specnb.timing import busy_reasons
+def _refuse_busy(device):
+    from specnb.measure.machine import busy_reasons
 
-    if reasons := busy_reasons():
+    if reasons := busy_reasons(device):
         raise RuntimeError(
             f"the machine is busy: {'; '.join(reasons)}. What is measured now would be worthless: stop the rest, "
             "or measure all the same with --force"

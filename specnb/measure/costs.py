@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from specnb.timing import synchronize
+from specnb.timing import recorded_event, synchronize
 
 BAND = (20, 50, 80)  # Percentiles: a median, and a band that a few disturbed repeats do not move.
 
@@ -101,7 +101,7 @@ def _record(model, context, width, generator):
     model.rollback(context)
     reads, graph = (ids, *model.cache_tensors), torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(model.device)):
             model.forward(ids, num_logits=width)
     except RuntimeError as error:
         warnings.warn(f"a forward of {width} tokens cannot be captured in a CUDA graph: {error}", stacklevel=3)
@@ -122,10 +122,9 @@ def _timed_forward(model, batch, width, num_logits, generator):
 def _timed(work, device):
     synchronize(device)
     if device.type == "cuda":
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
+        began = recorded_event(device)
         work()
-        ended.record()
+        ended = recorded_event(device)
         ended.synchronize()
         return began.elapsed_time(ended) / 1000  # CUDA events count milliseconds.
     began = time.perf_counter()

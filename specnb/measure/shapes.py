@@ -132,9 +132,9 @@ def origin(result):
 
 def measure(shape, name, device, widths, contexts, repeats, replay, dtype, end=math.inf):
     """(description, rows) of one model, which is made here and let go; `end` as of `in_time`."""
-    reset_peak_memory(device)
     began = time.monotonic()
     model = random_model(shape, name, device=device, dtype=dtype)
+    reset_peak_memory(model)
     in_share = partial(in_time, end=end, together=lambda turn: max(turn, 1))  # The first only warms up.
     curve = cost_curve(model, widths, contexts, repeats=repeats, replay=replay, track=in_share)
     floors = pd.concat([floor(model, widths, context).assign(context=context) for context in contexts])
@@ -144,7 +144,7 @@ def measure(shape, name, device, widths, contexts, repeats, replay, dtype, end=m
         **model.describe(),
         "weights": "random",
         "config": shape,
-        "peak_memory_bytes": peak_memory_bytes(device),
+        "peak_memory_bytes": peak_memory_bytes(model),
         "took_sec": round(time.monotonic() - began, 1),
     }
     return described, json.loads(rows.to_json(orient="records", double_precision=9))

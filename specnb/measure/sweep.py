@@ -4,6 +4,7 @@ It knows the sampler, the clock and result files. It does not know drawing or ju
 what it writes. `specnb.measure.unfinished` keeps every row as it comes, so a killed sweep loses nothing and resumes.
 """
 
+import gc
 import hashlib
 import json
 import math
@@ -193,8 +194,9 @@ def _measure(target, drafters, step, encoded, max_new_tokens):
         status = "ok"
     except (RuntimeError, ValueError, MemoryError) as error:
         generations, status = None, "out of memory" if _is_out_of_memory(error) else f"failed: {error}"
-    if generations is None and torch.cuda.is_available():
-        torch.cuda.empty_cache()  # Only now has the error, and what its traceback held, been let go.
+    if generations is None:
+        gc.collect()  # Only now has the error been let go, and with it what its traceback held.
+        torch.cuda.empty_cache()
     cell = {name: step[name] for name in CELL}
     when = {"repeat": step["repeat"], "order": step["order"]}
     together = {} if len(prompt_ids) == 1 else {"first_prompt_id": prompt_ids[0]}
@@ -218,6 +220,8 @@ def _measured(generation):
 
 
 def _generate(target, drafters, step, prompts, seed, max_new_tokens):
+    for drafter in drafters.values():
+        drafter.begin(1)  # Otherwise the caches of drafters that rest in this cell would count in its peak memory.
     return speculative(
         target,
         drafters.get(step["drafter"]),
