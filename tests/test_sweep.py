@@ -257,32 +257,6 @@ def test_every_cell_is_warmed_up_before_the_first_row(tmp_path, prompts):
     assert sizes_at_first_row[0] >= {1, 2, 4}
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2"),
-        ('{"kind": "x"}', "line 2.*either 'messages' or 'prompt'"),
-        ('{"prompt": "a", "messages": []}', "line 2"),
-        ('{"prompt": "a", "max_new_tokens": 0}', "line 2.*at least 1"),
-        ('{"prompt": "a", "id": "one"}', "'one' more than once"),
-        ('{"messages": [{"role": "user"}]}', "line 2.*content"),
-    ],
-)
-def test_a_bad_prompt_file_names_the_line(tmp_path, line, message):
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "fine", "id": "one"}\n' + line)
-    with pytest.raises(ValueError, match=message):
-        load_prompts(path)
-
-
-def test_the_project_s_prompts_are_balanced():
-    prompts = load_prompts()
-    assert len(prompts) >= 28 and len({p.kind for p in prompts}) == 7
-    for length in range(7, len(prompts) + 1, 7):
-        counts = pd.Series([p.kind for p in load_prompts(limit=length)]).value_counts()
-        assert counts.nunique() == 1 and len(counts) == 7
-
-
 # --- verdicts, on simulated results: every number below is made up to have a known answer ---
 
 

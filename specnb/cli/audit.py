@@ -165,16 +165,14 @@ def _target(name, **options):
 
 def _read(path):
     """Prompts (None where a line has none) and ids of a JSON-lines file."""
+    from specnb.measure.json_lines import json_lines
+
     prompts, ids = [], []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                row = row if isinstance(row, dict) else {"ids": row}
-                prompts.append(row.get("prompt_ids"))
-                ids.append(row["ids"])
-            except (ValueError, KeyError) as error:
-                raise ValueError(
-                    f'line {number} of {path} must be a list of ids or {{"prompt_ids": [...], "ids": [...]}}: {error}'
-                ) from error
+    for place, _, value in json_lines(path):
+        row = value if isinstance(value, dict) else {"ids": value}
+        for name in ("ids", *({"prompt_ids"} & {*row})):
+            if not isinstance(row.get(name), list) or not all(type(token) is int for token in row[name]):
+                raise ValueError(f'{place}: must be a list of ids or {{"prompt_ids": [...], "ids": [...]}}')
+        prompts.append(row.get("prompt_ids"))
+        ids.append(row["ids"])
     return prompts, ids

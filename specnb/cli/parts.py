@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from specnb.measure.json_lines import no_number
+
 PAIR, SHIPPED_DRAFT = "smollm2", "smollm2-draft"
 MOST_NUMBERS = 10_000
 
@@ -128,16 +130,12 @@ def temperatures(text):
 def fields(text):
     """The JSON object written in `text`."""
     try:
-        found = json.loads(text, parse_constant=_no_number) if isinstance(text, str) else text
+        found = json.loads(text, parse_constant=no_number) if isinstance(text, str) else text
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise typer.BadParameter(f"""{text!r} is no JSON object; write it like '{{"top_k": 0}}'""")
     return found
-
-
-def _no_number(name):
-    raise ValueError(f"{name} is no number that JSON knows")
 
 
 def whole_number_list(at_least, **options):

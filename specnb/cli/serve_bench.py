@@ -35,14 +35,14 @@ def serve_bench(
     """Measure a running server at several concurrencies."""
     from rich.progress import track
 
-    from specnb.measure.prompts import DEFAULT_PROMPTS, load_prompts
+    from specnb.measure.prompts import load_prompts
     from specnb.measure.results import check_outputs
     from specnb.serving import load
 
     check_outputs(out, inputs=[prompts], replace=replace)
     result = load.serve_bench(
         endpoint,
-        load_prompts(prompts or DEFAULT_PROMPTS),
+        load_prompts(prompts),
         concurrencies=concurrency,
         requests=requests,
         max_tokens=max_tokens,

@@ -77,13 +77,13 @@ def sweep(
     """Measure speed against draft length, and whether it pays."""
     from rich.progress import track
 
-    from specnb.measure.prompts import DEFAULT_PROMPTS, load_prompts
+    from specnb.measure.prompts import load_prompts
     from specnb.measure.results import check_outputs
     from specnb.measure.sweep import run
     from specnb.models import available_device
 
     own = prompts is not None
-    loaded = load_prompts(prompts or DEFAULT_PROMPTS, limit or (None if own else 14))
+    loaded = load_prompts(prompts, limit or (None if own else 14))
     where = available_device(None if device == "auto" else device)
     out = out or _default_out(target, draft, where, batches)
     figure, costs = figure or _figure_of(out), out.with_name("costs-gpu.json")

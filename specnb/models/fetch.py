@@ -23,7 +23,25 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FOLDER = "SmolLM2-135M-Instruct"
 MANIFEST = "specnb.json"
-PROJECT = Path(__file__).resolve().parents[2]  # the repository, where the package is installed from one
+PACKAGE = Path(__file__).resolve().parents[1]
+PROJECT = PACKAGE.parent  # the repository, where the package is used from one
+SHIPPED = PACKAGE / "shipped"  # where a built package keeps what a repository has in data/
+
+
+def shipped(name):
+    """Path of a file or folder that comes with the package, such as "prompts.jsonl"."""
+    path = (SHIPPED if SHIPPED.exists() else PROJECT / "data") / name
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{name} comes with specnb, but this installation in {PACKAGE} is without it; install specnb with pip from "
+            "its repository or a wheel, or name files of your own"
+        )
+    return path
+
+
+def results_folder():
+    """Where results go for which no place is named: data/own in the repository, else the current folder."""
+    return Path() if SHIPPED.exists() else PROJECT / "data" / "own"
 
 
 def cache_folder():

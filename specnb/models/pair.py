@@ -4,7 +4,7 @@ It knows where both are kept. It does not know how they are used. Read `specnb.d
 """
 
 from specnb.models.causal import CausalLM
-from specnb.models.fetch import model_folder, weights_of
+from specnb.models.fetch import model_folder, shipped, weights_of
 from specnb.models.memory import memory_budget as memory_budget  # offered here too, beside the models it is about
 
 
@@ -24,9 +24,8 @@ def load_pair(name="smollm2", *, device=None, dtype=None):
     """
     from specnb.drafters import ModelDrafter
     from specnb.drafters.pruned import load_draft
-    from specnb.models.fetch import PROJECT
 
     if name != "smollm2":
         raise ValueError(f"unknown pair {name!r}; the pairs are: 'smollm2'. Load others with CausalLM.from_pretrained")
     target = default_target(device=device, dtype=dtype)
-    return target, ModelDrafter(load_draft(PROJECT / "data" / "smollm2-draft", target)), target.tokenizer
+    return target, ModelDrafter(load_draft(shipped("smollm2-draft"), target)), target.tokenizer
