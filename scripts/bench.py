@@ -1,15 +1,15 @@
 """The benchmarks: ratios measured in one interleaved run, with their 95 % intervals, against stated bars.
 
 Each suite prints a table and writes `data/bench/<suite>.json`: the environment and rows of {name, value, low, high,
-bar, holds}. It reports; it does not fail. Run it with nothing else on the machine: `make bench`.
+bar, holds}. A suite is a function of `once`, which keeps what a piece of it has measured, so that an interrupted suite
+goes on where it was. It reports; it does not fail. Run it with nothing else on the machine: `make bench`.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import time
-from pathlib import Path
+from functools import partial
 
 import bench_batches
 import bench_timing
@@ -34,6 +34,7 @@ from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
 from specnb.measure import results, sweep, verdict
 from specnb.measure.machine import busy_reasons
 from specnb.measure.prompts import load_prompts
+from specnb.measure.unfinished import Unfinished
 from specnb.models import CausalLM, load_pair
 from specnb.models.fetch import PROJECT
 from specnb.sampler import autoregressive, speculative
@@ -69,23 +70,23 @@ def outside_forwards(target, drafter, gamma, sampling, prompts):
     return shares[1:]
 
 
-def suite_transformers():
+def suite_transformers(once):
     """Against transformers' own generation, SmolLM2, same weights, prompts, lengths."""
     target, _, tokenizer = load_pair()
     prompts = [prompt.encode(tokenizer) for prompt in load_prompts(limit=14)]
     rows = []
-    ratios = paired_ratio(
-        (ours(target, None, 0, GREEDY, tokens_per_sec), theirs(target, tokens_per_sec, do_sample=False)), prompts, 3
-    )
-    rows.append(row("plain decoding, tokens/s over generate(), greedy", interval(ratios), 0.97, at_least=True))
+    name = "plain decoding, tokens/s over generate(), greedy"
+    arms = (ours(target, None, 0, GREEDY, tokens_per_sec), theirs(target, tokens_per_sec, do_sample=False))
+    ratios = once(name, partial(paired_ratio, arms, prompts, 3))
+    rows.append(row(name, interval(ratios), 0.97, at_least=True))
     for gamma in (4, 8):
         options = {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": 3, "do_sample": False}
         arms = (
             ours(target, PromptLookup(3), gamma, GREEDY, tokens_per_sec),
             theirs(target, tokens_per_sec, **options),
         )
-        ratios = paired_ratio(arms, prompts, 3)
         name = f"lookup gamma {gamma}, tokens/s over generate(prompt_lookup_num_tokens), greedy"
+        ratios = once(name, partial(paired_ratio, arms, prompts, 3))
         rows.append(row(name, interval(ratios), 0.97, at_least=True))
     draft = random_draft(target)
     draft.generation_config.num_assistant_tokens_schedule = "constant"
@@ -100,18 +101,19 @@ def suite_transformers():
                 ours(target, ModelDrafter(CausalLM(draft)), gamma, sampling, sec_per_round),
                 theirs(target, sec_per_round, assistant_model=draft, **options),
             )
-            ratios = paired_ratio(arms, prompts, 6)
             title = f"random 2-layer draft gamma {gamma}, time/round over generate(assistant_model), {name}"
+            ratios = once(title, partial(paired_ratio, arms, prompts, 6))
             rows.append(row(title, interval(ratios), bar, at_least=False))
     for gamma in (4, 8):
         for name, sampling, bar in (("greedy", GREEDY, 0.06), ("T=1", AT_ONE, 0.12)):
-            shares = outside_forwards(target, ModelDrafter(CausalLM(draft)), gamma, sampling, prompts[:7])
             title = f"share of a round outside model forwards, gamma {gamma}, {name}"
+            drafter = ModelDrafter(CausalLM(draft))
+            shares = once(title, partial(outside_forwards, target, drafter, gamma, sampling, prompts[:7]))
             rows.append(row(title, interval(shares, np.mean), bar, at_least=False))
     return rows
 
 
-def suite_package():
+def suite_package(once):
     """The package alone: the rule's throughput and memory, import time, and identical arms."""
     rows = []
     code = (
@@ -123,15 +125,17 @@ def suite_package():
         "v = verify(p.expand(n, 2, 3), q.expand(n, 1, 3), ids, u);"
         "print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)"
     )
-    measured = np.array([_child(code).split() for _ in range(5)], dtype=float)
+    measured = np.array(once("rule.verify", lambda: [_child(code).split() for _ in range(5)]), dtype=float)
     rows.append(
         row("10^7 three-token draws through rule.verify, s", interval(measured[:, 0], np.median), 3, at_least=False)
     )
     rows.append(row("peak memory of that process, GiB", interval(measured[:, 1], np.median), 2, at_least=False))
-    code = "import time; began = time.perf_counter(); import specnb; print(time.perf_counter() - began)"
-    times = [float(_child(code)) for _ in range(10)]
+    imports = "import time; began = time.perf_counter(); import specnb; print(time.perf_counter() - began)"
+    times = once("import specnb", lambda: [float(_child(imports)) for _ in range(10)])
     rows.append(row("import specnb, s", interval(times, np.median), 1, at_least=False))
-    rows.append(identical_arms())
+    missed, repeats = once("identical arms", identical_arms)
+    title = f"identical arms: 95 % intervals that miss 1, of {repeats}"
+    rows.append(row(title, (missed,) * 3, 4, at_least=False))
     return rows
 
 
@@ -148,11 +152,11 @@ def identical_arms(repeats=20, pairs=6):
     missed = 0
     for _ in range(repeats):
         _, low, high = interval(paired_ratio((rate, rate), prompts, 1))
-        missed += not low <= 1 <= high
-    return row(f"identical arms: 95 % intervals that miss 1, of {repeats}", (missed,) * 3, 4, at_least=False)
+        missed += int(not low <= 1 <= high)
+    return missed, repeats
 
 
-def suite_draft():
+def suite_draft(once):
     """The draft that ships, lookup, and both: drafter and gamma chosen on the first 14 prompts, quoted from the others.
 
     The run is kept as `data/sweep-smollm2-cpu-long.json`.
@@ -160,17 +164,9 @@ def suite_draft():
     target, shipped, tokenizer = load_pair()
     name = shipped.model.name
     both = FirstOf(PromptLookup(min_ngram=2), shipped, caps=(None, 2))
-    result = sweep.run(
-        target,
-        {"lookup": PromptLookup(), name: shipped, f"lookup+{name}": both},
-        load_prompts(),
-        out=PROJECT / "data" / "sweep-smollm2-cpu-long.json",
-        gammas=[1, 2, 8],
-        temperatures=[0, 1],
-        max_new_tokens=32,
-        command="python scripts/bench.py draft",
-        track=lambda steps: track(steps, description="measuring", update_period=1),
-    )
+    out = PROJECT / "data" / "sweep-smollm2-cpu-long.json"
+    once("sweep", lambda: draft_sweep(target, {"lookup": PromptLookup(), name: shipped, f"lookup+{name}": both}, out))
+    result = results.load(out, "sweep")
     rows = verdict.frame(result)
     first_half = rows.prompt_id.isin(list(result["settings"]["prompts"])[:14])
     lines = []
@@ -182,7 +178,16 @@ def suite_draft():
     step = plain.decode_sec.sum() / plain.num_later_rounds.sum()
     ratios = drafted[drafted.gamma == 8].pipe(lambda part: part.draft_sec / part.num_drafted / step)
     lines.append(row(f"{name}: cost_ratio, a draft step with its prefill over a plain step", interval(ratios, np.mean)))
-    return lines + open_chat_alpha(target, shipped, tokenizer)
+    return lines + open_chat_alpha(once, target, shipped, tokenizer)
+
+
+def draft_sweep(target, drafters, out):
+    result = sweep.run(
+        target, drafters, load_prompts(), out=out, gammas=[1, 2, 8], temperatures=[0, 1], max_new_tokens=32,
+        command="python scripts/bench.py draft",
+        track=lambda steps: track(steps, description="measuring", update_period=1),
+    )  # fmt: skip
+    return len(result["rows"])
 
 
 def chosen_and_quoted(choosing, quoting, title, bar):
@@ -222,25 +227,25 @@ def geometric_mean(measured):
     return np.exp(np.mean(np.log(measured), 0))
 
 
-def open_chat_alpha(target, drafter, tokenizer, gamma=4, tokens=96, seeds=4):
+def open_chat_alpha(once, target, drafter, tokenizer, gamma=4, tokens=96, seeds=4):
     """alpha_hat of the draft alone on the open chat prompts, intervals over prompts."""
     prompts = [prompt.encode(tokenizer) for prompt in load_prompts() if prompt.kind == "open_chat"]
     lines = []
     for name, sampling, repeats, bar in (("greedy", GREEDY, 1, 0.45), ("T=1", AT_ONE, seeds, 0.42)):
-        counts = []
-        for ids in prompts:
-            traces = [
-                speculative(
-                    target, drafter, ids, gamma=gamma, max_new_tokens=tokens, sampling=sampling,
-                    eos_ids=target.eos_ids, generator=torch.Generator().manual_seed(seed),
-                ).trace
-                for seed in range(repeats)
-            ]  # fmt: skip
-            rounds = [r for trace in traces for r in trace.rounds]
-            counts.append([sum(r.num_accepted for r in rounds), sum(r.num_tested for r in rounds)])
+        title = f"open chat, draft alone, gamma {gamma}, {name}: alpha_hat"
+        options = {"gamma": gamma, "max_new_tokens": tokens, "sampling": sampling, "eos_ids": target.eos_ids}
+        counts = once(title, lambda o=options, n=repeats: [accepted(target, drafter, ids, n, **o) for ids in prompts])
         measured = interval(counts, lambda x: x[:, 0].sum() / x[:, 1].sum())
-        lines.append(row(f"open chat, draft alone, gamma {gamma}, {name}: alpha_hat", measured, bar))
+        lines.append(row(title, measured, bar))
     return lines
+
+
+def accepted(target, drafter, ids, repeats, **options):
+    """(accepted, tested) drafts of a prompt, over so many seeds."""
+    seeds = map(torch.Generator().manual_seed, range(repeats))
+    runs = [speculative(target, drafter, ids, generator=seed, **options) for seed in seeds]
+    rounds = [r for run in runs for r in run.trace.rounds]
+    return sum(r.num_accepted for r in rounds), sum(r.num_tested for r in rounds)
 
 
 def _child(code):
@@ -261,23 +266,28 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="*", default=list(SUITES), help=f"which (default: {', '.join(SUITES)})")
     parser.add_argument("--force", action="store_true", help="measure although the machine is busy")
+    parser.add_argument("--restart", action="store_true", help="throw unfinished suites away instead of resuming them")
     arguments = parser.parse_args()
     if not arguments.force and (reasons := busy_reasons()):
         raise SystemExit(f"the machine is busy: {'; '.join(reasons)}; stop the rest, or use --force")
     for suite in arguments.suites:
-        head = {"suite": suite, **results.header("specnb-bench/1", f"python scripts/bench.py {suite}")}
-        rows, path = [], Path(PROJECT) / "data" / "bench" / f"{suite}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for line in SUITES[suite]():
+        measure(suite, PROJECT / "data" / "bench", arguments.restart)
+
+
+def measure(suite, folder, restart=False):
+    """Run a suite, print its rows as they come and write them to `folder`; one that was interrupted goes on."""
+    header = {"suite": suite, **results.header("specnb-bench/1", f"python scripts/bench.py {suite}")}
+    with Unfinished(folder / f"{suite}.json", header, restart=restart, keys=("key", "value")) as unfinished:
+        rows = []
+        for line in SUITES[suite](unfinished.once):
             rows.append(line)
-            path.with_suffix(".partial").write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
             state = {True: "holds", False: "FALLS SHORT", None: "-"}[line["holds"]]
             print(
                 f"{state:12}{line['value']:8.3f} [{line['low']:.3f}, {line['high']:.3f}]  "
                 f"{line['bar'] or '':8} {line['name']}",
                 flush=True,
             )
-        path.with_suffix(".partial").replace(path)
+        return unfinished.finish({**unfinished.header, "rows": rows})
 
 
 if __name__ == "__main__":

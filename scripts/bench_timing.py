@@ -26,37 +26,44 @@ GAMMAS = range(1, 9)
 CONTEXT = 128  # Tokens in the cache where costs are measured: about the middle of the prompts' answers.
 
 
-def suite():
-    """Rows one by one, so that what is finished is kept."""
+def suite(once):
+    """Rows one by one; what is finished is kept."""
     target, drafter, tokenizer = load_pair()
     prompts = [prompt.encode(tokenizer) for prompt in load_prompts(limit=14)]
-    yield from ceilings(target, drafter, prompts)
-    yield from against_generate(target, drafter, prompts)
-    yield from cost_aware(target, drafter, prompts)
-    yield from repeated_sweeps(target, drafter)
+    yield from ceilings(once, target, drafter, prompts)
+    yield from against_generate(once, target, drafter, prompts)
+    yield from cost_aware(once, target, drafter, prompts)
+    yield from repeated_sweeps(once, target, drafter)
 
 
 # ------------------------------------------------------------------------------------------------- the ceiling
 
 
-def ceilings(target, drafter, prompts, gamma=4):
+def ceilings(once, target, drafter, prompts, gamma=4):
     """Achieved over possible: the time that bare forwards of the same widths take, over that of whole rounds.
 
     Only rounds with a full block count, the first, with its prefill, left out; each is followed by its bare forwards.
     """
     for title, sampling, bar in (("greedy", GREEDY, 0.95), ("T=1", AT_ONE, 0.90)):
-        ratios = []
-        for index, ids in enumerate(track([prompts[0], *prompts], description=f"ceiling {title}")):
-            generator = torch.Generator().manual_seed(index)
-            pairs = [
-                (bare_round(target, drafter.model, gamma), r.total_sec, r.num_drafted)
-                for r in rounds(
-                    target, drafter, ids, gamma=gamma, max_new_tokens=2 * TOKENS, sampling=sampling, generator=generator
-                )
-            ]
-            bare, whole, _ = np.array([pair for pair in pairs[1:] if pair[-1] == gamma]).sum(0)
-            ratios.append(bare / whole)
-        yield row(f"tokens/s over the ceiling of bare forwards, gamma {gamma}, {title}", interval(ratios[1:]), bar)
+        name = f"tokens/s over the ceiling of bare forwards, gamma {gamma}, {title}"
+        ratios = once(name, partial(over_the_ceiling, target, drafter, [prompts[0], *prompts], gamma, sampling))
+        yield row(name, interval(ratios[1:]), bar)
+
+
+def over_the_ceiling(target, drafter, prompts, gamma, sampling):
+    """Of each prompt: seconds of bare forwards over those of the rounds they stand beside."""
+    ratios = []
+    for index, ids in enumerate(track(prompts, description="ceiling")):
+        generator = torch.Generator().manual_seed(index)
+        pairs = [
+            (bare_round(target, drafter.model, gamma), r.total_sec, r.num_drafted)
+            for r in rounds(
+                target, drafter, ids, gamma=gamma, max_new_tokens=2 * TOKENS, sampling=sampling, generator=generator
+            )
+        ]
+        bare, whole, _ = np.array([pair for pair in pairs[1:] if pair[-1] == gamma]).sum(0)
+        ratios.append(bare / whole)
+    return ratios
 
 
 def bare_round(target, draft, gamma):
@@ -104,7 +111,7 @@ def as_assistant(draft, gamma):
     return model
 
 
-def against_generate(target, drafter, prompts):
+def against_generate(once, target, drafter, prompts):
     logs = []
     for gamma in (2, 4, 8):
         for name, sampling, options in (
@@ -115,9 +122,10 @@ def against_generate(target, drafter, prompts):
                 ours(target, drafter, gamma, sampling, tokens_per_sec),
                 theirs(target, tokens_per_sec, assistant_model=as_assistant(drafter.model, gamma), **options),
             )
-            ratios = paired_ratio(arms, prompts[:7], 2 if sampling is GREEDY else 4)
+            title = f"tokens/s over generate() with the same draft, gamma {gamma}, {name}"
+            ratios = once(title, partial(paired_ratio, arms, prompts[:7], 2 if sampling is GREEDY else 4))
             logs.append(np.log(ratios))
-            yield row(f"tokens/s over generate() with the same draft, gamma {gamma}, {name}", interval(ratios))
+            yield row(title, interval(ratios))
     rng = np.random.default_rng(0)
     resampled = [np.mean([rng.choice(part, len(part)).mean() for part in logs]) for _ in range(4000)]
     low, high = np.exp(np.percentile(resampled, [2.5, 97.5]))
@@ -195,51 +203,42 @@ def reliability_of(target, drafter, prompts, sampling, gamma=4):
     return accepted / confidence
 
 
-def cost_aware(target, drafter, prompts):
+def cost_aware(once, target, drafter, prompts):
     """The cost-aware rule over the best constant length; both are fitted to the first prompts, quoted on the others."""
-    fitted_on, quoted_on = prompts[:7], prompts[7:]
     for title, sampling in (("greedy", GREEDY), ("T=1", AT_ONE)):
-        cost_ratio, verify_cost = costs(target, drafter, sampling)
-        rates = {}
-        for gamma in (1, 2, 3, 4):
-            arm = ours(target, drafter, gamma, sampling, tokens_per_sec)
-            rates[gamma] = interval([arm(ids) for ids in fitted_on])[0]
-        best = max(rates, key=rates.get)
-        reliability = reliability_of(target, drafter, fitted_on, sampling)
-        rule = EarlyStop(drafter.model, CostAware(cost_ratio, verify_cost, reliability))
-        arms = (
-            ours(target, rule, GAMMAS[-1], sampling, tokens_per_sec),
-            ours(target, drafter, best, sampling, tokens_per_sec),
-        )
-        ratios = paired_ratio(arms, quoted_on, 8)
+        work = partial(over_the_best_constant, target, drafter, prompts[:7], prompts[7:], sampling)
+        best, cost_ratio, reliability, ratios = once(f"cost-aware length, {title}", work)
         name = (
             f"cost-aware length over constant gamma {best}, {title} (c {cost_ratio:.2f}, reliability {reliability:.2f})"
         )
         yield row(name, interval(ratios), 0.97)
 
 
+def over_the_best_constant(target, drafter, fitted_on, quoted_on, sampling):
+    """(best constant gamma, c, reliability, ratios of tokens/s) of the cost-aware rule and the best constant length."""
+    cost_ratio, verify_cost = costs(target, drafter, sampling)
+    rates = {}
+    for gamma in (1, 2, 3, 4):
+        arm = ours(target, drafter, gamma, sampling, tokens_per_sec)
+        rates[gamma] = interval([arm(ids) for ids in fitted_on])[0]
+    best = max(rates, key=rates.get)
+    reliability = reliability_of(target, drafter, fitted_on, sampling)
+    rule = EarlyStop(drafter.model, CostAware(cost_ratio, verify_cost, reliability))
+    arms = (
+        ours(target, rule, GAMMAS[-1], sampling, tokens_per_sec),
+        ours(target, drafter, best, sampling, tokens_per_sec),
+    )
+    return best, float(cost_ratio), float(reliability), paired_ratio(arms, quoted_on, 8)
+
+
 # ---------------------------------------------------------------------------------------------------- predictions
 
 
-def predictions(num_prompts=14):
-    """Predicted from alpha_hat, c and v(gamma) of the same run, against measured: speed-up of the decoding phase.
-
-    The costs are measured before every prompt of the sweep, so that a drift of the machine is in both.
-    """
+def predictions(once, num_prompts=14):
+    """Predicted from alpha_hat, c and v(gamma) of the same run, against measured: speed-up of the decoding phase."""
     target, drafter, _ = load_pair()
-    both = {sampling.temperature: sampling for sampling in (GREEDY, AT_ONE)}
-    spent = {temperature: [] for temperature in both}
-
-    def with_costs(steps):
-        block = None
-        for step in track(steps, description="sweep"):
-            if step["block"] != block:
-                block = step["block"]
-                for temperature, sampling in both.items():
-                    spent[temperature].append(step_seconds(target, drafter, sampling, repeats=2))
-            yield step
-
-    result = one_sweep(target, {drafter.model.name: drafter}, GAMMAS, list(both), num_prompts, with_costs)
+    result, spent = once("sweep with costs", partial(sweep_with_costs, target, drafter, num_prompts))
+    spent = dict(zip((GREEDY.temperature, AT_ONE.temperature), spent, strict=True))
     table = verdict.summary(verdict.frame(result))
     errors = {"v measured": [], "Theorem 3.8": []}
     measured = []
@@ -265,6 +264,26 @@ def predictions(num_prompts=14):
         yield row(f"prediction with {which}: R squared", (explained,) * 3)
 
 
+def sweep_with_costs(target, drafter, num_prompts):
+    """(result of a sweep, step seconds at each temperature): the costs are measured before every prompt of the sweep.
+
+    So a drift of the machine is in both.
+    """
+    spent = [], []
+
+    def with_costs(steps):
+        block = None
+        for step in track(steps, description="sweep"):
+            if step["block"] != block:
+                block = step["block"]
+                for kept, sampling in zip(spent, (GREEDY, AT_ONE), strict=True):
+                    kept.append([float(sec) for sec in step_seconds(target, drafter, sampling, repeats=2)])
+            yield step
+
+    temperatures = [GREEDY.temperature, AT_ONE.temperature]
+    return one_sweep(target, {drafter.model.name: drafter}, GAMMAS, temperatures, num_prompts, with_costs), spent
+
+
 def one_sweep(target, drafters, gammas, temperatures, num_prompts, tracked=partial(track, description="sweep")):
     with tempfile.TemporaryDirectory() as folder:
         return sweep.run(
@@ -273,10 +292,11 @@ def one_sweep(target, drafters, gammas, temperatures, num_prompts, tracked=parti
         )  # fmt: skip
 
 
-def repeated_sweeps(target, drafter):
+def repeated_sweeps(once, target, drafter):
     """Two runs of one sweep: does the 99.9 % interval of the difference of their best arms hold 0?"""
     drafters = {"lookup+draft": FirstOf(PromptLookup(min_ngram=2), drafter, caps=(None, 2)), "draft": drafter}
-    first, second = (verdict.frame(one_sweep(target, drafters, (1, 2, 4, 8), [0.0, 1.0], 14)) for _ in range(2))
+    again = partial(one_sweep, target, drafters, (1, 2, 4, 8), [0.0, 1.0], 14)
+    first, second = (verdict.frame(once(name, again)) for name in ("first sweep", "second sweep"))
     differences = compare(first, second, level=0.999)
     for temperature, part in differences.groupby("temperature"):
         best = part.loc[part.speedup_a.idxmax()]

@@ -106,6 +106,61 @@ def test_the_bookkeeping_of_a_batch_is_a_part_of_its_time_and_grows_with_what_is
     assert batches.bookkeeping(target, drafter, prompts, 2) > 0.99  # a slow phase lands in its bucket
 
 
+def test_an_interrupted_benchmark_goes_on_with_the_pieces_that_are_missing(timing, monkeypatch, tmp_path, capsys):
+    bench, done = importlib.import_module("bench"), []
+
+    def suite(once, stop_at):
+        for name in ("a", "b", "c"):
+            if name == stop_at:
+                raise KeyboardInterrupt
+            ratios = once(name, lambda name=name: done.append(name) or [1.0, 1.1])
+            yield timing.row(name, timing.interval(ratios))
+
+    monkeypatch.setitem(bench.SUITES, "package", lambda once: suite(once, "c"))
+    with pytest.raises(KeyboardInterrupt):
+        bench.measure("package", tmp_path)
+    assert done == ["a", "b"] and not (tmp_path / "package.json").exists()
+    monkeypatch.setitem(bench.SUITES, "package", lambda once: suite(once, None))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        with pytest.raises(ValueError, match=rf"unfinished bench with another num_threads \({threads}, now"):
+            bench.measure("package", tmp_path)
+    finally:
+        torch.set_num_threads(threads)
+    result = bench.measure("package", tmp_path)
+    assert done == ["a", "b", "c"] and [row["name"] for row in result["rows"]] == ["a", "b", "c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["package.json"] and capsys.readouterr().out.count("\n") == 5
+    bench.measure("package", tmp_path, restart=True)
+    assert done == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_every_suite_asks_for_its_rows_by_pieces_with_names_of_their_own(timing, pair, monkeypatch):
+    """The suites run through on pieces that are made up; a piece asked for twice would be measured once for both."""
+    bench, batches = importlib.import_module("bench"), importlib.import_module("bench_batches")
+    models = types.SimpleNamespace(model=types.SimpleNamespace(name="d"))
+    monkeypatch.setattr(bench, "random_draft", lambda target: CausalLM(tiny_model("Llama")).model)
+    for module in (bench, timing, batches):
+        monkeypatch.setattr(module, "load_pair", lambda: (models, models, None))
+        monkeypatch.setattr(module, "load_prompts", lambda limit=None: [])
+    names = {}
+
+    def once(name, work):
+        assert name not in names, name
+        names[name] = work
+        if "cost-aware" in name:
+            return [2, 0.5, 0.9, [1.0, 1.1]]
+        return [1.0, 1.1, 1.2]
+
+    for suite in (bench.suite_transformers, batches.suite):
+        rows = list(suite(once))
+        assert len(rows) == len(names) and {row["name"] for row in rows} == set(names)
+        names.clear()
+    same = (once, pair[0], ModelDrafter(pair[1]), [[1]])
+    rows = [row for part in (timing.ceilings, timing.against_generate, timing.cost_aware) for row in part(*same)]
+    assert len(names) == 2 + 6 + 2 and len(rows) == len(names) + 1  # and the mean of the six
+
+
 def test_an_interval_holds_its_value_and_a_bar_is_asked_of_its_worse_end(timing):
     value, low, high = timing.interval([0.9, 1.0, 1.1, 1.2])
     assert low < value < high and value == pytest.approx((0.9 * 1.0 * 1.1 * 1.2) ** 0.25)

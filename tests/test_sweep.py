@@ -174,10 +174,10 @@ def test_a_cell_that_runs_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path,
     target, drafters = make_pair()
     forward = target.forward
 
-    def limited(ids, num_logits):
+    def limited(ids, num_logits, *more):
         if num_logits == 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(ids, num_logits)
+        return forward(ids, num_logits, *more)
 
     target.forward = limited
     result = sweep.run(target, {"small": drafters["small"]}, prompts, out=tmp_path / "r.json", **OPTIONS)
@@ -251,7 +251,7 @@ def test_every_cell_is_warmed_up_before_the_first_row(tmp_path, prompts):
     # vllm-project/vllm #39790: the first call of each width is slow.
     target, drafters = make_pair()
     forward, widths, sizes_at_first_row = target.forward, set(), []
-    target.forward = lambda ids, num_logits: widths.add(num_logits) or forward(ids, num_logits)
+    target.forward = lambda ids, num_logits, *more: widths.add(num_logits) or forward(ids, num_logits, *more)
     track = lambda plan: sizes_at_first_row.append(set(widths)) or plan  # noqa: E731
     sweep.run(target, drafters, prompts, out=tmp_path / "r.json", track=track, **OPTIONS)
     assert sizes_at_first_row[0] >= {1, 2, 4}
