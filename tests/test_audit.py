@@ -1,9 +1,5 @@
 import json
-import threading
-import time
-from collections import Counter
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +16,6 @@ from specnb.drafters import ModelDrafter
 from specnb.models import CausalLM
 from specnb.probs import Sampling
 from specnb.sampler import autoregressive, speculative
-from specnb.serving.audit import audit_endpoint
 from tests.conftest import tiny_model
 
 GREEDY = Sampling(temperature=0)
@@ -364,160 +359,6 @@ def test_drafts_without_probabilities_cannot_be_tested():
     assert "20 drafts without logits, 1 different first candidates" in report.found
 
 
-# ---- servers
-
-
-class Server(ThreadingHTTPServer):
-    """A local completions server; `answer(number of the request, body)` gives status and payload."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, answer):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answer, self.seen, self.busy, self.most_busy, self.lock = answer, [], 0, 0, threading.Lock()
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def do_POST(self):
-        server = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with server.lock:
-            server.seen.append((self.path, body))
-            number = len(server.seen) - 1
-            server.busy += 1
-            server.most_busy = max(server.most_busy, server.busy)
-        status, payload, *headers = server.answer(number, body)
-        with server.lock:
-            server.busy -= 1
-        payload = (payload if isinstance(payload, str) else json.dumps(payload)).encode()
-        self.send_response(status)
-        for name, value in [("Content-Length", str(len(payload))), *headers]:
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(payload)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def serve(serving):
-    return lambda answer: serving(Server(answer))
-
-
-def text(value, tokens=None):
-    return 200, {"choices": [{"text": value, "logprobs": tokens and {"tokens": tokens}}]}
-
-
-def draws(probs, seed, **more):
-    """An arm that draws one of a, b, c."""
-    words = np.random.default_rng(seed).choice(["a", "b", "c"], size=5_000, p=probs).tolist()
-    return lambda number, body: text(words[number], **more)
-
-
-TRUE = [0.5, 0.3, 0.2]
-ALWAYS_ACCEPTED = [0.2, 0.3, 0.5]  # total variation .3
-
-
-def test_two_servers_of_one_law_pass_and_only_they_are_asked_so_often_and_so_many_at_once(serve, monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # a setting of the environment must not matter
-    on, off = serve(draws(TRUE, 1)), serve(draws(TRUE, 2))
-    report = audit_endpoint(on.url, off.url + "/v1/", n=200, concurrency=2, model="m", options={"top_k": 0})
-    assert report.verdict == "pass", f"n = 200 and 200; odds of a false alarm 1/1000, seed fixed\n{report}"
-    assert len(on.seen) == len(off.seen) == 200 and max(on.most_busy, off.most_busy) <= 2
-    path, body = on.seen[0]
-    assert path == "/v1/completions" and body["temperature"] == 1 and (body["model"], body["top_k"]) == ("m", 0)
-    assert report.n == 400 and report.smallest_tv == gof.smallest_total_variation(100, 3, alpha=0.001, power=0.99)
-
-
-def test_a_server_whose_speculation_is_lossy_fails(serve):
-    report = audit_endpoint(serve(draws(ALWAYS_ACCEPTED, 1)).url, serve(draws(TRUE, 2)).url, n=300)
-    # Power .99 at 56 draws against the known law (FACTS 6), so at 112 of each here.
-    assert report.verdict == "fail" and report.exit_code == 2 and report.p_value < 1e-6
-
-
-def test_speculation_that_turned_greedy_fails(serve):
-    # mistral.rs PR #2424: the speculative path gave the mode of the distribution.
-    assert audit_endpoint(serve(draws([1, 0, 0], 1)).url, serve(draws(TRUE, 2)).url, n=100).verdict == "fail"
-
-
-@pytest.mark.parametrize(("other", "message"), [([1, 0, 0], "the same"), ([0, 1, 0], "but not the same")])
-def test_servers_that_give_one_text_every_time_cannot_be_tested(serve, other, message):
-    report = audit_endpoint(serve(draws([1, 0, 0], 1)).url, serve(draws(other, 2)).url, n=50)
-    assert report.verdict == "cannot test" and report.exit_code == 3 and message in report.found
-    assert report.p_value is None
-
-
-def test_tokens_are_compared_where_both_servers_offer_them(serve):
-    whole, halves = (lambda number, body: text("ab", ["ab"])), (lambda number, body: text("ab", ["a", "b"]))
-    plain = lambda number, body: text("ab")  # noqa: E731
-    report = audit_endpoint(serve(whole).url, serve(halves).url, n=20)
-    assert report.settings["compared"] == "tokens" and "2 different" in report.found
-    newer = lambda number, body: (200, {"choices": [{"text": "ab", "logprobs": {"content": [{"token": "ab"}]}}]})  # noqa: E731
-    report = audit_endpoint(serve(whole).url, serve(newer).url, n=20)
-    assert report.settings["compared"] == "tokens" and "1 different" in report.found
-    report = audit_endpoint(serve(whole).url, serve(plain).url, n=20)
-    assert report.settings["compared"] == "text" and "1 different" in report.found
-
-
-BROKEN = {
-    "404": ((404, "no such model"), "answered 404: 'no such model'"),
-    "redirect": ((302, "", ("Location", "http://127.0.0.1:9/")), "answered 302"),
-    "malformed": ((200, '{"choices": ['), "no completion"),
-    "no object": ((200, "[]"), "no completion"),
-    "empty choices": ((200, {"choices": []}), "no completion"),
-    "no text": ((200, {"choices": [{"text": None}]}), "no completion"),
-    "NaN": ((200, '{"choices": [{"text": "a", "logprobs": {"token_logprobs": [NaN]}}]}'), "NaN is no JSON number"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_server_is_one_clear_error_that_names_it(serve, name):
-    answer, message = BROKEN[name]
-    on, off = serve(lambda number, body: answer), serve(draws(TRUE, 2))
-    with pytest.raises(RuntimeError, match=message) as caught:
-        audit_endpoint(on.url, off.url, n=5_000)
-    assert on.url in str(caught.value) and len(on.seen) < 50  # it stops at once
-
-
-def test_a_server_that_is_not_there_or_does_not_answer_is_an_error(serve):
-    gone = Server(None)
-    gone.server_close()
-    off = serve(draws(TRUE, 2))
-    with pytest.raises(RuntimeError, match=f"{gone.url}.* cannot be reached"):
-        audit_endpoint(gone.url, off.url, n=5)
-    slow = serve(lambda number, body: (time.sleep(1), text("a"))[1])
-    with pytest.raises(RuntimeError, match="cannot be reached: timed out"):
-        audit_endpoint(slow.url, off.url, n=5, timeout=0.1)
-
-
-def test_when_the_time_is_up_the_texts_so_far_are_tested(serve):
-    slow = serve(lambda number, body: (time.sleep(0.05), text("ab"[number % 2]))[1])
-    report = audit_endpoint(slow.url, serve(draws([0.5, 0.5, 0], 2)).url, n=5_000, seconds=1)
-    assert 20 < report.n < 200 and report.settings["num_texts"][0] == report.n // 2
-
-
-@pytest.mark.parametrize(
-    ("urls", "more", "message"),
-    [
-        (("http://h:1", "http://h:1/v1"), {}, "name two servers"),
-        (("h:1", "http://h:2"), {}, "base URL"),
-        (("http://h:1", "file:///etc"), {}, "base URL"),
-        (("http://h:1", "http://h:2"), {"n": 0}, "above 0"),
-        (("http://h:1", "http://h:2"), {"n": 10**9}, "at most"),
-        (("http://h:1", "http://h:2"), {"concurrency": 0}, "above 0"),
-    ],
-)
-def test_requests_without_bounds_or_servers_are_refused(urls, more, message):
-    with pytest.raises(ValueError, match=message):
-        audit_endpoint(*urls, **more)
-
-
 # ---- the command line
 
 
@@ -586,11 +427,3 @@ def test_transformers_is_audited_from_the_command_line(capsys):
     assert main([*arguments, "--path", "prompt lookup", "--candidates"]) == 3
     assert main([*arguments, "--path", "x"]) == 1
     assert "unknown path 'x'" in capsys.readouterr().err
-
-
-def test_servers_are_audited_from_the_command_line(serve, capsys):
-    on, off, greedy = serve(draws(ALWAYS_ACCEPTED, 1)), serve(draws(TRUE, 2)), serve(draws([1, 0, 0], 1))
-    assert main(["audit", "endpoint", on.url, off.url, "--requests", "200", "--options", '{"min_p": 0}']) == 2
-    assert Counter(body["min_p"] for _, body in on.seen) == {0: 200}
-    assert main(["audit", "endpoint", greedy.url, serve(draws([1, 0, 0], 1)).url, "--requests", "10"]) == 3
-    assert main(["audit", "endpoint", on.url, on.url]) == 1

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from specnb.cli.parts import PAIR, Device, Dtype, Replace, json_object
+from specnb.cli.parts import PAIR, Device, Dtype, KeyEnv, Replace, json_object
 
 EPILOG = """\b
 exit code: 0 nothing found against it, 1 error, 2 not lossless, 3 cannot test
@@ -67,6 +67,7 @@ def endpoint(
     on: Annotated[str, typer.Argument(help="Base URL of the server that speculates.")],
     off: Annotated[str, typer.Argument(help="Base URL of the one that does not.")],
     model: Annotated[str | None, typer.Option(help="Name sent to both, where they ask for one.")] = None,
+    key_env: KeyEnv = None,
     prompt: str = "Once upon a time",
     requests: Annotated[int, typer.Option(help="To each server.")] = 1_000,
     tokens: Length = 2,
@@ -94,6 +95,7 @@ def endpoint(
         concurrency=concurrency,
         seconds=seconds,
         options=options,
+        key_env=key_env,
         level=level,
         track=_track,
     )

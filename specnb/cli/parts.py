@@ -38,6 +38,9 @@ Dtype = Annotated[
     str | None,
     typer.Option(help="bfloat16, float16, float32, float64.", show_default="bfloat16 where it is fast, else float32"),
 ]
+KeyEnv = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Name of the environment variable that holds the servers' key.")
+]
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines.", show_default="the project's prompts")]
 Replace = Annotated[bool, typer.Option("--replace", help="Replace what is in the file that --out names.")]
 

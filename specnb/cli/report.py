@@ -88,9 +88,12 @@ def _save(drawn, figure):
 
 def show_serve(result, *_):
     """The same for a running server: table, and by which rule it accepts."""
-    from specnb.serving.load import table
+    from specnb.serving.load import levels_table
 
-    print(table(result).to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
+    print(levels_table(result).to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
+    for level in result["levels"]:
+        if level.get("metrics_note"):
+            print(f"at concurrency {level['concurrency']}: {level['metrics_note']}")
     print(f"engine: {result['engine'] or 'unknown, its /metrics say nothing of speculation'}")
     if result["rule"]:
         print(f"acceptance rule: {result['rule']}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from specnb.cli.parts import Prompts, Replace, json_object, whole_number_list
+from specnb.cli.parts import KeyEnv, Prompts, Replace, json_object, whole_number_list
 from specnb.cli.report import show_serve
 
 
@@ -18,6 +18,7 @@ def serve_bench(
     model: Annotated[
         str | None, typer.Option(help="Name sent with each request, where the server asks for one.")
     ] = None,
+    key_env: KeyEnv = None,
     concurrency: whole_number_list(1, help="Requests at once.") = "1,2,4",
     requests: Annotated[int, typer.Option(min=1, help="Sent in all at each concurrency.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1)] = 64,
@@ -51,6 +52,7 @@ def serve_bench(
         seconds=seconds,
         timeout=timeout,
         options=options,
+        key_env=key_env,
         server=server,
         out=out,
         command=context.obj,
