@@ -170,6 +170,37 @@ def test_an_unfinished_sweep_of_other_settings_is_not_mixed_in(tmp_path, prompts
     assert sweep.run(*pair, prompts, out=out, restart=True, **{**OPTIONS, "max_new_tokens": 5})["rows"]
 
 
+class Elsewhere:
+    """Measures as usual, and says that it was done on other machines: the first row on 0, the rest on 1."""
+
+    def __init__(self, *processors):
+        self.processors = processors
+
+    def environment(self):
+        machines = [{"processor": name, "num_threads": 1, "gpus": []} for name in self.processors]
+        return {**machines[0], "machines": machines}
+
+    def __call__(self, *arguments):
+        for index, rows in enumerate(sweep.in_turn(*arguments)):
+            yield [{**row, "machine": min(index, 1)} for row in rows]
+
+
+def test_what_is_measured_elsewhere_names_its_machines_and_resumes_on_no_others(tmp_path, prompts, monkeypatch, capsys):
+    out, pair = tmp_path / "r.json", make_pair()
+    interrupt_after(monkeypatch, 5)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(*pair, prompts, out=out, measure=Elsewhere("One 7", "Two 9"), **OPTIONS)
+    for others in ([Elsewhere("One 7")], [Elsewhere("One 7", "Three 1")], [Elsewhere("Two 9", "One 7")], []):
+        with pytest.raises(ValueError, match="unfinished sweep with another .*(machines|processor)"):
+            sweep.run(*pair, prompts, out=out, measure=others[0] if others else None, **OPTIONS)
+    result = sweep.run(*pair, prompts, out=out, measure=Elsewhere("One 7", "Two 9"), **OPTIONS)
+    assert result["environment"]["processor"] == "One 7" and result["environment"]["gpus_after"] is None
+    assert main(["report", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "measured on 2 kinds of machine" in said
+    assert "2 rows on One 7, 1 threads, no GPU" in said and f"{len(result['rows']) - 2} rows on Two 9" in said
+
+
 def test_a_cell_that_runs_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path, prompts):
     target, drafters = make_pair()
     forward = target.forward

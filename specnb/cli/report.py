@@ -41,10 +41,12 @@ def report(
 def show_sweep(result, path, figure):
     """Print table and verdict of the result in `path`; draw its figure where a path for it is given."""
     from specnb.cli import show
-    from specnb.measure import concurrency, plots, verdict
+    from specnb.measure import concurrency, plots, results, verdict
 
     if left_out := result["settings"].get("prompts_left_out"):
         print(f"{len(left_out)} prompts were left out, or measured less often than asked: {', '.join(left_out)}")
+    if machines := results.machines_in_words(result):
+        print(machines)
     if concurrency.batches_of(result) != [1]:
         found = concurrency.table(result)
         print(found.to_string(index=False, float_format="{:.2f}".format))

@@ -153,9 +153,9 @@ def _refuse_busy(device):
 
 
 def _measure_on_ray(address, pair, device):
-    from specnb.measure.on_ray import measure_on
+    from specnb.measure.on_ray import OnRay
 
-    return measure_on(address, partial(pair.load, ["lookup", SHIPPED_DRAFT]), num_gpus=int(device.type == "cuda"))
+    return OnRay(address, partial(pair.load, ["lookup", SHIPPED_DRAFT]), num_gpus=int(device.type == "cuda"))
 
 
 def _costs(out, device, dtype, **options):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -127,3 +128,17 @@ def load(path, kind=None, made_by="specnb"):
 def kind_of(result):
     """Of schema "specnb-sweep/1" the "sweep"."""
     return result["schema"].removeprefix("specnb-").split("/")[0]
+
+
+def machines_in_words(result):
+    """Which kinds of machine the rows of a sweep come from, where a cluster had several; else an empty string."""
+    machines = result["environment"].get("machines", [])
+    if len(machines) < 2:
+        return ""
+    rows = Counter(row.get("machine") for row in result["rows"])
+    kinds = [
+        f"{rows[i]} rows on {each['processor']}, {each['num_threads']} threads, "
+        f"{', '.join(gpu['name'] for gpu in each['gpus']) or 'no GPU'}"
+        for i, each in enumerate(machines)
+    ]
+    return f"measured on {len(machines)} kinds of machine, so differences may be theirs: {'; '.join(kinds)}"

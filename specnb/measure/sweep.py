@@ -53,7 +53,8 @@ def run(
     track : callable
         Wraps the list of measurements, to show progress.
     measure : callable, optional
-        In the place of `in_turn`, such as `ray_sweep.measure_on(...)`.
+        Measures in the place of `in_turn`, such as an `on_ray.OnRay`. If it has an `environment`, the result file keeps
+        what that returns instead of the environment of this process.
     seconds : float
         For the whole call, from here on. Prompts for which the time would not do are left out, or repeated less
         often, and named under `prompts_left_out` in the settings; a prompt that is begun is measured in every cell.
@@ -74,6 +75,8 @@ def run(
     settings |= {"eos_ids": sorted(target.eos_ids), "prompts": described}
     models = {"target": target.describe(), "draft": {name: d.describe() for name, d in drafters.items()}}
     header = {**results.header(SCHEMA, command), "models": models, "settings": settings}
+    if hasattr(measure, "environment"):
+        header["environment"] = {**measure.environment(), "gpus_after": None}
     budgets = {name: prompt["max_new_tokens"] for name, prompt in described.items()}
     bounded = track if measure else lambda steps: in_time(track(steps), end, lambda step: step["block"])
     keys = (*CELL, "prompt_id", "repeat", "order")
@@ -87,7 +90,7 @@ def run(
 
 def _result(unfinished):
     header, rows = unfinished.header, sorted(unfinished.entries, key=lambda row: row["order"])
-    header["environment"]["gpus_after"] = gpu_state()
+    header["environment"].setdefault("gpus_after", gpu_state())
     header["settings"] |= _left_out(header["settings"], rows)
     return {**header, "rows": rows}
 

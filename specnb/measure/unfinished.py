@@ -159,19 +159,22 @@ def differences(old, new):
     >>> differences(one, two)
     ['settings (seed 0, now 1)', 'num_threads (2, now 8)']
     """
-    old, new = ({**_without(header, PER_CALL), **_machine(header.get("environment"))} for header in (old, new))
-    return [_difference(name, old.get(name), new.get(name)) for name in new if old.get(name) != new.get(name)]
+    old, new = ({**_without(header, PER_CALL), **machine_of(header.get("environment"))} for header in (old, new))
+    return [
+        _difference(name, old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)
+    ]
 
 
 def _without(header, names):
     return {name: value for name, value in header.items() if name not in names}
 
 
-def _machine(environment):
+def machine_of(environment):
     """What of an environment decides how long things take; nothing in it names the one machine among its like."""
     environment = environment or {}
     gpus = [f"{gpu.get('name')}, driver {gpu.get('driver')}" for gpu in environment.get("gpus") or []]
-    return {**{name: environment.get(name) for name in MACHINE}, "gpus": gpus}
+    kinds = {"machines": list(map(machine_of, environment["machines"]))} if "machines" in environment else {}
+    return {**{name: environment.get(name) for name in MACHINE}, "gpus": gpus, **kinds}
 
 
 def _difference(name, old, new):
