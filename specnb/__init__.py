@@ -10,21 +10,9 @@ import importlib
 __version__ = "0.1.0"
 
 __all__ = [
-    "rule",
-    "exact",
-    "rogues",
-    "probs",
-    "theory",
-    "gof",
-    "trace",
-    "models",
-    "drafters",
-    "sampler",
-    "timing",
-    "measure",
-    "audit",
-    "serving",
-]
+    "rule", "exact", "rogues", "probs", "theory", "gof", "trace", "models", "drafters", "sampler", "timing", "measure",
+    "audit", "serving",
+]  # fmt: skip
 
 
 def __getattr__(name):

@@ -1,19 +1,19 @@
-"""What a run left behind: rounds, and every rate derived from them.
+"""What a run leaves behind: its rounds, and every rate that is derived from them.
 
-It knows raw counts and seconds. It does not know how they were produced. Rates are properties and never stored, so a
-file of rounds can always be counted again. Read `specnb.sampler` next, which makes these.
+It knows raw counts and seconds. It does not know how they were produced. Rates are computed when they are asked for and
+never stored, so a file of rounds can always be counted again. Read `specnb.sampler` next, which makes these.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round: what was drafted, what survived, what was emitted, and how long each phase took.
+    """One round: what was drafted, what was accepted, what was emitted, and how long each phase took.
 
-    `num_accepted` counts accepted drafts that were emitted. Where an end-of-sequence id cut the block, the tests
-    beyond the cut are not counted: they took place, but nobody could have used them. `overlaps` is sum min(p, q) at
-    each drafted position, where `rounds` was asked to keep it.
+    `num_accepted` counts the accepted drafts that were emitted. Where an end-of-sequence id cut the block, the tests
+    beyond the cut took place too, but they are not counted, because nothing they decided was emitted.
     """
 
     num_drafted: int
@@ -23,7 +23,6 @@ class Round:
     verify_sec: float = 0.0
     other_sec: float = 0.0
     ids: tuple[int, ...] = ()
-    overlaps: tuple[float, ...] = ()
 
     @property
     def total_sec(self):
@@ -31,7 +30,7 @@ class Round:
 
     @property
     def num_tested(self):
-        """Acceptance tests up to the cut: the accepted ones, and the rejection if there was one."""
+        """How many drafts were tested up to the cut: those accepted, and the one rejected if there was one."""
         rejected = self.num_accepted < self.num_drafted and self.num_emitted > self.num_accepted
         return self.num_accepted + rejected
 
@@ -42,9 +41,16 @@ class Round:
         return ["accepted"] * self.num_accepted + [last] * (self.num_emitted - self.num_accepted)
 
 
+def _sum_over_rounds(name):
+    """A property of a `Trace`: the sum of what each of its rounds has under this name."""
+    return property(lambda trace: sum(getattr(r, name) for r in trace.rounds))
+
+
 @dataclass(frozen=True)
 class Trace:
-    """The rounds of one generation. Rates are None where they have no denominator: nothing drafted, no round.
+    """The rounds of one generation.
+
+    A rate is None where there is nothing to divide by: where nothing was drafted, or there was no round at all.
 
     Examples
     --------
@@ -59,25 +65,14 @@ class Trace:
     rounds: list[Round] = field(default_factory=list)
     peak_memory_bytes: int | None = None
 
-    @property
-    def num_tokens(self):
-        return sum(r.num_emitted for r in self.rounds)
-
-    @property
-    def draft_sec(self):
-        return sum(r.draft_sec for r in self.rounds)
-
-    @property
-    def verify_sec(self):
-        return sum(r.verify_sec for r in self.rounds)
-
-    @property
-    def other_sec(self):
-        return sum(r.other_sec for r in self.rounds)
-
-    @property
-    def total_sec(self):
-        return sum(r.total_sec for r in self.rounds)
+    num_tokens = _sum_over_rounds("num_emitted")
+    num_drafted = _sum_over_rounds("num_drafted")
+    num_accepted = _sum_over_rounds("num_accepted")
+    num_tested = _sum_over_rounds("num_tested")
+    draft_sec = _sum_over_rounds("draft_sec")
+    verify_sec = _sum_over_rounds("verify_sec")
+    other_sec = _sum_over_rounds("other_sec")
+    total_sec = _sum_over_rounds("total_sec")
 
     @property
     def ttft_sec(self):
@@ -91,54 +86,44 @@ class Trace:
 
     @property
     def decode_sec_per_token(self):
-        """`decode_sec` over the tokens that were not yet visible when it began."""
-        later = self.num_tokens - self.rounds[0].num_emitted if self.rounds else 0
-        return self.decode_sec / later if later else None
+        """`decode_sec` over the tokens emitted in that time: those of all rounds but the first."""
+        return _ratio(self.decode_sec, sum(r.num_emitted for r in self.rounds[1:]))
 
     @property
     def sec_per_token(self):
-        """All phases over all tokens emitted, a ratio of sums."""
-        return self.total_sec / self.num_tokens if self.num_tokens else None
+        """The time of all phases over all tokens emitted, a ratio of sums."""
+        return _ratio(self.total_sec, self.num_tokens)
 
     @property
     def accepted_histogram(self):
-        """`histogram[n]` = rounds with n accepted drafts; gamma + 1 counts that sum to the number of rounds."""
-        counts = [0] * (self.gamma + 1)
-        for r in self.rounds:
-            counts[r.num_accepted] += 1
-        return counts
+        """Entry n says how many rounds accepted n drafts: gamma + 1 counts that sum to the number of rounds."""
+        counts = Counter(r.num_accepted for r in self.rounds)
+        return [counts[n] for n in range(self.gamma + 1)]
 
     @property
     def tokens_per_round(self):
-        return self.num_tokens / len(self.rounds) if self.rounds else None
+        return _ratio(self.num_tokens, len(self.rounds))
 
     @property
     def accepted_fraction(self):
         """Accepted drafts over drafted ones."""
-        return _ratio(sum(r.num_accepted for r in self.rounds), sum(r.num_drafted for r in self.rounds))
+        return _ratio(self.num_accepted, self.num_drafted)
 
     @property
     def alpha_hat(self):
-        """Accepted drafts over acceptance tests, the estimate of alpha = E[sum min(p, q)]."""
-        return _ratio(sum(r.num_accepted for r in self.rounds), sum(r.num_tested for r in self.rounds))
-
-    @property
-    def alpha_uncensored(self):
-        """Mean of sum min(p, q) over all drafted positions, where it was kept; None where it was not.
-
-        `alpha_hat` counts a test only where every draft before was accepted. This counts the others too: their prefix
-        holds a draft that the target rejected.
-        """
-        overlaps = [overlap for r in self.rounds for overlap in r.overlaps]
-        return _ratio(sum(overlaps), len(overlaps))
+        """Accepted drafts over tested ones. It estimates alpha = E[sum min(p, q)]."""
+        return _ratio(self.num_accepted, self.num_tested)
 
     @property
     def accepted_per_scored(self):
-        """Accepted drafts over positions the target scored, one more than were drafted: Chen et al. 2023, Figure 1."""
-        return _ratio(sum(r.num_accepted for r in self.rounds), sum(r.num_drafted + 1 for r in self.rounds))
+        """Accepted drafts over the positions the target scored, as in Figure 1 of Chen et al. 2023 (arXiv 2302.01318).
+
+        A round scores one position more than it drafts.
+        """
+        return _ratio(self.num_accepted, self.num_drafted + len(self.rounds))
 
     def vllm_metrics(self):
-        """The same rounds under the names of vLLM's per-request metrics; rounds that drafted nothing are no steps.
+        """The same rounds under the names of vLLM's per-request metrics, where a round without drafts is no step.
 
         Examples
         --------
@@ -147,19 +132,22 @@ class Trace:
         2.0
         """
         steps = [r for r in self.rounds if r.num_drafted]
-        accepted, drafted = ([getattr(r, name) for r in steps] for name in ("num_accepted", "num_drafted"))
+        accepted = [r.num_accepted for r in steps]
         return {
             "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
             "draft_acceptance_rate": self.accepted_fraction,
             "acceptance_histogram": [accepted.count(num) for num in range(self.gamma + 1)],
             "per_step_accepted": accepted,
-            "per_step_drafted": drafted,
+            "per_step_drafted": [r.num_drafted for r in steps],
         }
 
     @property
     def survival(self):
-        """`survival[i]` = share of the rounds drafting more than i in which draft i was accepted; None at unused i."""
-        if not any(r.num_drafted for r in self.rounds):
+        """Entry i is the share of the rounds drafting more than i tokens in which draft i was accepted.
+
+        It is None at an i that no round reached, and `survival` itself is None where nothing was drafted.
+        """
+        if not self.num_drafted:
             return None
         reached = [[r for r in self.rounds if r.num_drafted > i] for i in range(self.gamma)]
         return [_ratio(sum(r.num_accepted > i for r in rounds), len(rounds)) for i, rounds in enumerate(reached)]
@@ -167,7 +155,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class Generation:
-    """`ids` are the new tokens only; `stop_reason` is "eos" (the last id is then an end-of-sequence id) or "length"."""
+    """What was generated: `ids` holds the new tokens only.
+
+    `stop_reason` is "eos" where the last of them is an end-of-sequence id, and "length" where the bound was reached.
+    """
 
     ids: list[int]
     stop_reason: str

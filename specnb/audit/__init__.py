@@ -6,15 +6,3 @@ works. `specnb.serving.audit` does the same over HTTP.
 
 from specnb.audit.greedy import ROUNDING_ULPS, compare_greedy, margin_in_ulps, teacher_forced
 from specnb.audit.report import LEVEL, PASSES, POWER, Report, report_of
-
-__all__ = [
-    "LEVEL",
-    "PASSES",
-    "POWER",
-    "ROUNDING_ULPS",
-    "Report",
-    "compare_greedy",
-    "margin_in_ulps",
-    "report_of",
-    "teacher_forced",
-]

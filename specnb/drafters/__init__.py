@@ -7,5 +7,3 @@ from specnb.drafters.base import Draft, Drafter
 from specnb.drafters.first_of import FirstOf
 from specnb.drafters.lookup import PromptLookup
 from specnb.drafters.model import ModelDrafter
-
-__all__ = ["Draft", "Drafter", "FirstOf", "ModelDrafter", "PromptLookup"]

@@ -6,18 +6,3 @@ torch, sampling or rounding: what it returns can be compared with `==`. Read `sp
 
 from specnb.exact.rounds import TOKEN_RULE, Outcome, accepted_law, cut_at, generation_law, round_law, rule_of
 from specnb.exact.rows import accept_prob, first_tokens, residual, sequence_law, step_law
-
-__all__ = [
-    "TOKEN_RULE",
-    "Outcome",
-    "accept_prob",
-    "accepted_law",
-    "cut_at",
-    "first_tokens",
-    "generation_law",
-    "residual",
-    "round_law",
-    "rule_of",
-    "sequence_law",
-    "step_law",
-]

@@ -7,16 +7,3 @@ beside it, and `specnb.audit.battery` next: many tests of one sampler at once.
 from specnb.gof.cells import rare_cells
 from specnb.gof.power import draws_for_total_variation, exact_power, sample_size, smallest_total_variation
 from specnb.gof.tests import GofResult, cannot_test, chi_square, result_of, two_sample
-
-__all__ = [
-    "GofResult",
-    "cannot_test",
-    "chi_square",
-    "draws_for_total_variation",
-    "exact_power",
-    "rare_cells",
-    "result_of",
-    "sample_size",
-    "smallest_total_variation",
-    "two_sample",
-]

@@ -9,18 +9,19 @@ from itertools import chain, combinations
 import numpy as np
 from scipy import optimize, stats
 
-from specnb.gof.cells import law_of, pool
+from specnb.gof.cells import law_of, pool, same_shape
 
 
 def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
     """Draws needed for `chi_square` at level `alpha` to reject with probability `power` if `alternative` is the law.
 
-    From the noncentral chi-square, with the pooling `chi_square` would do: an approximation, coarse where n is small.
+    It comes from the noncentral chi-square, with the pooling that `chi_square` would do. That is an approximation,
+    and a coarse one where n is small.
 
     Raises
     ------
     ValueError
-        Where the two laws are equal: no number of draws tells them apart.
+        Where the two laws are equal, because no number of draws tells them apart.
 
     Examples
     --------
@@ -44,7 +45,7 @@ def sample_size(probs, alternative, *, alpha=0.001, power=0.99):
     low, high = 0, 1
     while not rejects(high):
         low, high = high, 2 * high
-    while high - low > 1:  # The power grows with n, but for small steps of pooling.
+    while high - low > 1:  # Bisect: the power grows with n, except for small steps where the pooling changes.
         middle = (low + high) // 2
         low, high = (low, middle) if rejects(middle) else (middle, high)
     return high
@@ -56,7 +57,7 @@ def exact_power(probs, alternative, n, *, alpha=0.001):
     Raises
     ------
     ValueError
-        Where there are more than ten million outcomes; `sample_size` is close there.
+        Where there are more than ten million outcomes. There `sample_size` is close enough.
 
     Examples
     --------
@@ -98,9 +99,9 @@ def draws_for_total_variation(total_variation, num_cells, *, alpha=0.001, power=
 
 
 def smallest_total_variation(n, num_cells, *, alpha=0.001, power=0.99):
-    """Total variation that `n` draws show with probability `power`, whatever its direction; infinite where none would.
+    """Total variation that `n` draws show with probability `power`, whatever its direction; infinite if none would do.
 
-    The inverse of `draws_for_total_variation`: what a passed test has ruled out.
+    This is the inverse of `draws_for_total_variation`, and says what a test that passed has ruled out.
 
     Examples
     --------
@@ -123,8 +124,7 @@ def _power_in_worst_direction(total_variation, n, num_cells, alpha):
 
 def _two_laws(probs, alternative):
     probs, alternative = law_of("probs", probs), law_of("alternative", alternative)
-    if probs.shape != alternative.shape:
-        raise ValueError(f"probs has shape {probs.shape} and alternative {alternative.shape}; they must be the same")
+    same_shape(probs=probs, alternative=alternative)
     return probs, alternative
 
 

@@ -1,8 +1,8 @@
 """Goodness of fit: do sampled counts match a law?
 
 It knows counts and probabilities. It does not know torch, models or where the counts came from. The statistics are
-scipy's; what is added is what makes them safe here: totals that agree, small cells pooled and kept, an impossible
-token that fails at once, and "cannot test" instead of a verdict that means nothing. Read `specnb.gof.power` next.
+scipy's. This file makes them safe to use here: totals agree, small cells are pooled and kept, an impossible token fails
+at once, and the verdict is "cannot test" where any other would mean nothing. Read `specnb.gof.power` next.
 """
 
 import math
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from specnb.gof.cells import counts_of, law_of, pool
+from specnb.gof.cells import counts_of, law_of, pool, same_shape
 
 
 class GofResult(NamedTuple):
-    """Outcome of a test; `verdict` is "pass", "fail" or "cannot test", `num_pooled` the cells merged into one."""
+    """Outcome of a test: `verdict` is "pass", "fail" or "cannot test"; `num_pooled` cells were merged into one."""
 
     statistic: float
     dof: int
@@ -28,18 +28,18 @@ class GofResult(NamedTuple):
 def chi_square(counts, probs, *, min_expected=5, alpha=0.001):
     """Pearson's chi-square test of `counts` against the law `probs`.
 
-    Cells whose expected count is below `min_expected` are merged into one, smallest first, until the merged cell
-    reaches it too; the merged cell is kept, so the tail is tested as a whole.
+    Cells whose expected count is below `min_expected` are merged into one, smallest first, until that cell reaches it
+    too. The merged cell is kept, so that the tail is tested as a whole.
 
     Parameters
     ----------
     counts : array of int, shape `(vocab,)`
         How often each token was seen: counts, not proportions.
     probs : array of float, shape `(vocab,)`
-        The law; it is renormalised in float64, because scipy refuses totals that differ by 1.5e-8.
+        The law. It is renormalised in float64, because scipy refuses totals that differ by 1.5e-8.
     min_expected : float
     alpha : float
-        Level of the test, the odds of failing a correct sampler. Fix it beforehand.
+        Level of the test: the probability of failing a correct sampler. Fix it beforehand.
 
     Returns
     -------
@@ -64,8 +64,7 @@ def chi_square(counts, probs, *, min_expected=5, alpha=0.001):
     'fail'
     """
     counts, probs = counts_of("counts", counts), law_of("probs", probs)
-    if counts.shape != probs.shape:
-        raise ValueError(f"counts has shape {counts.shape} and probs {probs.shape}; they must be the same")
+    same_shape(counts=counts, probs=probs)
     n, possible = int(counts.sum()), probs > 0
     if counts[~possible].any():
         return GofResult(math.inf, 0, 0.0, n, 0, "fail")
@@ -77,6 +76,7 @@ def chi_square(counts, probs, *, min_expected=5, alpha=0.001):
 
 
 def cannot_test(n, num_pooled=0):
+    """The `GofResult` of a test that could not be made."""
     return GofResult(math.nan, 0, math.nan, n, num_pooled, "cannot test")
 
 
@@ -99,8 +99,7 @@ def two_sample(counts_a, counts_b, *, alpha=0.001):
     'fail'
     """
     counts_a, counts_b = counts_of("counts_a", counts_a), counts_of("counts_b", counts_b)
-    if counts_a.shape != counts_b.shape:
-        raise ValueError(f"the samples have shapes {counts_a.shape} and {counts_b.shape}; they must be the same")
+    same_shape(counts_a=counts_a, counts_b=counts_b)
     n_a, n_b = int(counts_a.sum()), int(counts_b.sum())
     seen = counts_a + counts_b > 0
     if min(n_a, n_b) == 0:

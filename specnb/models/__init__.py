@@ -9,17 +9,3 @@ from specnb.models.causal import DTYPES, CausalLM, available_device, default_dty
 from specnb.models.memory import memory_budget
 from specnb.models.pair import default_target, load_pair
 from specnb.models.table import TableModel
-
-__all__ = [
-    "DTYPES",
-    "CausalLM",
-    "LanguageModel",
-    "Scores",
-    "TableModel",
-    "available_device",
-    "check_same_vocabulary",
-    "default_dtype",
-    "default_target",
-    "load_pair",
-    "memory_budget",
-]

@@ -5,5 +5,3 @@ A test of exactness is worth something if it rejects the wrong ones and passes t
 
 from specnb.rogues.base import Rogue, example_draft, example_target, sampler_of
 from specnb.rogues.gallery import INNOCENTS, ROGUES, one_hot, top_k, top_p
-
-__all__ = ["INNOCENTS", "ROGUES", "Rogue", "example_draft", "example_target", "one_hot", "sampler_of", "top_k", "top_p"]

@@ -6,5 +6,3 @@ probabilities, draft ids and uniforms; it knows no logits and no models. Read `s
 
 from specnb.rule.draws import Verdict, inverse_cdf
 from specnb.rule.token import accept_probs, residual, verify, verify_unchecked
-
-__all__ = ["Verdict", "accept_probs", "inverse_cdf", "residual", "verify", "verify_unchecked"]
