@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 export JUPYTER_PREFER_ENV_PATH = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup sweep test test-oldest lint lab notebooks figures draft bench exactness engine-llamacpp mutants clean
+.PHONY: help setup sweep test test-oldest test-ray lint lab notebooks figures draft bench exactness engine-llamacpp mutants clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -41,6 +41,20 @@ $(OLDEST): requirements.txt pyproject.toml
 test-oldest: $(OLDEST)  ## unit tests against transformers 5.13.1, in an environment of its own
 	.venv-oldest/bin/python -m pytest -q tests --ignore tests/test_lab.py --ignore tests/test_project.py
 
+# Ray and what it needs, over the packages of .venv. jsonschema, which each process of Ray imports, would compile a grammar
+# of URLs for seconds if it found rfc3987_syntax there; without it, it checks URLs no further.
+RAY := .venv-ray/.installed
+SITE := 'import sysconfig; print(sysconfig.get_path("purelib"))'
+$(RAY): $(INSTALLED)
+	$(BIN)/python -m venv .venv-ray
+	printf 'import site, sys; sys.modules["rfc3987_syntax"] = None; site.addsitedir("%s")\n' \
+	  "$$($(BIN)/python -c $(SITE))" > "$$(.venv-ray/bin/python -c $(SITE))/specnb.pth"
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check 'ray>=2.50'
+	@touch $(RAY)
+
+test-ray: $(RAY)  ## the test of the Ray extra, in an environment of its own
+	.venv-ray/bin/python -m pytest -q tests/test_ray_sweep.py
+
 lint: $(INSTALLED)  ## format, lint (notebooks too) and the import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -74,5 +88,5 @@ engine-llamacpp: setup .venv-llamacpp/bin/python  ## llama.cpp's server on loopb
 mutants: $(INSTALLED)  ## plant faults in a copy of the package and see which test notices: tests/MUTANTS.md
 	$(BIN)/python scripts/mutants.py
 
-clean:  ## remove the environment (models and results stay)
-	rm -rf .venv
+clean:  ## remove the environments (models and results stay)
+	rm -rf .venv .venv-oldest .venv-ray .venv-llamacpp

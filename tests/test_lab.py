@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = "01_work_the_rule_by_hand.ipynb"
 FOUND = {name: shutil.which(name) for name in ("make", "chromium", "chromedriver")}
+FOUND["chromium"] = FOUND["chromium"] or shutil.which("google-chrome")
 MISSING = [name for name, path in FOUND.items() if not path]
 pytestmark = [
     pytest.mark.browser,
