@@ -22,7 +22,7 @@ $(INSTALLED): requirements.txt pyproject.toml
 setup: $(INSTALLED)  ## make .venv, install the pinned packages, fetch SmolLM2
 	@$(BIN)/specnb fetch
 
-sweep: setup  ## measure speed against draft length: data/, figures/, table and verdict (options: ARGS="...")
+sweep: setup  ## measure speed against draft length: data/own/, figures/own/, table and verdict (options: ARGS="...")
 	$(BIN)/specnb sweep --replace $(ARGS)
 
 test: setup lint  ## lint, unit tests, doctests, and every notebook through nbval

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the prompts and the draft in data/ travel in a wheel, as the folder specnb/shipped."""
+"""What pyproject.toml cannot say: prompts and draft in data/ travel in a wheel, as the folder specnb/shipped."""
 
 from setuptools import find_packages, setup
 

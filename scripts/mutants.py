@@ -318,6 +318,22 @@ MUTANTS = [
         "prompts",
     ),
     (
+        "a sweep writes where committed results are kept",
+        "found by use",
+        "measure/results.py",
+        """PROJECT / "data" / "own\"""",
+        """PROJECT / "data\"""",
+        "packaging",
+    ),
+    (
+        "an installed package quotes the commit of the repository it lies in",
+        "found by use",
+        "measure/results.py",
+        "        if SHIPPED.exists():",
+        "        if False:",
+        "packaging",
+    ),
+    (
         "errors inside a library are reported as bad input",
         "found by use",
         "cli/app.py",
@@ -408,7 +424,7 @@ CORE_TESTS = ("properties", "rule", "probs", "models", "drafters", "sampler", "b
 def first_failure(name, old, new, tests=()):
     """Name of the first test that fails with the fault planted, None where all pass."""
     with tempfile.TemporaryDirectory() as folder:
-        for part in ("specnb", "tests", "data", "pyproject.toml"):
+        for part in ("specnb", "tests", "data", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
             source = ROOT / part
             (shutil.copytree if source.is_dir() else shutil.copy)(source, Path(folder) / part)
         path = Path(folder) / "specnb" / name

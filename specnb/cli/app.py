@@ -23,9 +23,9 @@ PACKAGE, INTERRUPTED = Path(__file__).parents[1], 130
 TRACEBACK = "--traceback"
 EPILOG = """\b
 examples:
-  specnb fetch                                     bring SmolLM2 into the cache, once
+  specnb fetch                                     # bring SmolLM2 into the cache, once
   specnb generate "Why is the sky blue?" --gamma 4
-  specnb sweep                                     the default pair on the project's prompts
+  specnb sweep                                     # the default pair on the project's prompts
   specnb sweep --target ID --draft ID --device cuda --gammas 0-8 --prompts mine.jsonl
   specnb report data/sweep-smollm2-cpu.json --compare OTHER.json"""
 

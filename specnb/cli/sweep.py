@@ -54,16 +54,21 @@ def sweep(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Result file.", show_default="data/sweep-TARGET-DRAFT-DEVICE.json")
+        Path | None,
+        typer.Option(
+            help="Result file.",
+            show_default="data/own/sweep-TARGET-DRAFT-DEVICE.json; without the repository in the current folder",
+        ),
     ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Picture.", show_default="figures/ for a result in data/, else beside it")
+        Path | None,
+        typer.Option(help="Picture.", show_default="figures/own/ for a result in data/own/, else beside it"),
     ] = None,
     suite: Annotated[
         Literal["gpu"] | None,
         typer.Option(
-            help="gpu: costs of forwards at the sizes of published pairs with random weights, to data/costs-gpu.json, "
-            "then the sweep; bounded to 8 minutes, needs no network."
+            help="gpu: costs of forwards at the sizes of published pairs with random weights, to costs-gpu.json "
+            "beside the result, then the sweep; bounded to 8 minutes, needs no network."
         ),
     ] = None,
     replace: Annotated[
@@ -126,12 +131,12 @@ def sweep(
 
 def _default_out(target, draft, device, batches):
     """Where the result of a sweep goes that names no --out: a name made of target, drafts and device."""
-    from specnb.models.fetch import PROJECT
+    from specnb.measure.results import results_folder
 
     drafts = draft or ([] if target == PAIR else ["lookup"])
     names = (Path(name).name.lower() for name in (target, *drafts))
     many = "" if batches == [1] else "-batches"
-    return PROJECT / "data" / f"sweep-{'-'.join(names)}-{device.type}{many}.json"
+    return results_folder() / f"sweep-{'-'.join(names)}-{device.type}{many}.json"
 
 
 def _refuse(device, seconds, *, suite, ray):
@@ -176,5 +181,10 @@ def _costs(out, device, dtype, **options):
 
 
 def _figure_of(out):
-    folder = out.parent.parent / "figures" if out.parent.name == "data" else out.parent
+    """data/own/r.json -> figures/own/r.png, data/r.json -> figures/r.png, and elsewhere beside the result."""
+    folder = out.parent
+    if folder.name == "data":
+        folder = folder.with_name("figures")
+    elif folder.parent.name == "data" and folder.name == "own":
+        folder = folder.parent.with_name("figures") / "own"
     return folder / f"{out.stem}.png"
