@@ -62,7 +62,8 @@ def audit_endpoint(
         raise ValueError(f"level is a probability between 0 and 1, such as {LEVEL}, got {level}")
     fields = {"model": model, "prompt": prompt, "max_tokens": num_tokens, "temperature": temperature, "logprobs": 1}
     body = body_of(fields, options)
-    check_bounds(MAX_REQUESTS, **{name: body[name] for name in ("max_tokens",) if name in body})
+    if "max_tokens" in body:
+        check_bounds(MAX_REQUESTS, max_tokens=body["max_tokens"])
     if body.get("stream"):
         raise ValueError("leave stream out of the options: an audit asks for whole completions")
     pairs, num_retries = run(_ask(urls, body, n, concurrency, seconds, timeout, key_env, track))
@@ -97,7 +98,7 @@ def _report(urls, body, answers, num_retries, level):
 
 
 def _listed_alike(answers, limit):
-    """Whether both servers list all tokens, and list them alike: some text they share has tokens they share.
+    """Whether both servers list all tokens, and list them alike: each text that both gave has tokens that both gave.
 
     A server may list only the first token of a block, or ids where the other lists words. Such lists differ although
     the texts have one law, so then the texts are compared.
