@@ -20,7 +20,9 @@ import shlex
 import shutil
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -31,14 +33,56 @@ from specnb.drafters import ModelDrafter
 from specnb.drafters.pruned import PrunedLM, load_draft, made_for, save_draft
 from specnb.measure import results, sweep
 from specnb.measure.prompts import load_prompts
+from specnb.measure.unfinished import Unfinished
 from specnb.models import CausalLM, default_target
 from specnb.models.cache import cache_argument
-from specnb.models.fetch import PROJECT, cache_folder, fetch
+from specnb.models.fetch import PROJECT, cache_folder, fetch, file_sha256
+from specnb.request import check_prompt
 from specnb.rule import inverse_cdf
 from specnb.timing import environment
 
 HELD_OUT_EVERY = 16  # Of so many shards of text one is never trained on.
 OVERLAP_WEIGHT = 0.9  # Share of total variation in the loss at the end of the training.
+LENGTH = 256  # Tokens that are written in a row, behind the beginning it is given.
+
+
+# ---------------------------------------------------------------------------------------------- 0. check
+
+
+def check(target, layers):
+    """Refuse a target that one of the steps could not work with, before the first of them begins."""
+    if target.tokenizer is None:
+        raise ValueError(f"{target.name} has no tokenizer, and without one it cannot write conversations")
+    PrunedLM(target, layers, sorted(target.eos_ids) or [0])
+    prefix = max((open_turn(target.tokenizer, opening) for opening in ("", *OPENINGS)), key=len)
+    if target.context_length is not None and len(prefix) + LENGTH > target.context_length:
+        raise ValueError(
+            f"{target.name} reads {target.context_length} tokens, and a row of its text has {len(prefix) + LENGTH}; "
+            "take a target with a longer context"
+        )
+    for prompt in load_prompts():  # The draft is evaluated on them, hours later.
+        check_prompt(prompt.encode(target.tokenizer), target, prompt.max_new_tokens)
+    text = write_text(target.model, prefix, rows=2, length=2, seed=0, vocab_size=target.vocab_size)
+    target.reset()
+    usual = target.forward(text["ids"][:1, :-1].long(), num_logits=2).logits[0]
+    ours = own_logits(target.model, text["hidden"][:1].to(target.device))[0, :, : target.vocab_size]
+    overlap = mean_overlap(*(logits.float().log_softmax(-1) for logits in (usual, ours)))
+    if not overlap > 0.95:
+        raise ValueError(
+            f"{target.name} gives other probabilities when it writes text than in an ordinary forward (they overlap by "
+            f"{overlap:.2f}); a draft cannot be made for it here"
+        )
+
+
+def own_logits(model, hidden):
+    """What the model's own forward makes of last hidden states `(batch, n, width)`: its head, scaled and capped."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
+    made = BaseModelOutputWithPast(last_hidden_state=hidden)
+    with mock.patch.object(model.base_model, "forward", lambda *_, **__: made):
+        return model(input_ids=ids, use_cache=False).logits
+
 
 # ---------------------------------------------------------------------------------------------- 1. synthesise
 
@@ -67,8 +111,14 @@ def opening_of(shard):
 def open_turn(tokenizer, opening):
     """Ids of a chat up to a user turn that has begun with `opening`."""
     mark = "\N{SYMBOL FOR NULL}"
-    text = tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False).split(mark)[0]
-    return tokenizer(text + opening, add_special_tokens=False)["input_ids"]
+    try:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
+    except Exception as error:  # A template is a program of somebody else, which may fail in any way.
+        raise ValueError(f"the target's chat template takes no user turn: {' '.join(str(error).split())}") from error
+    before, found, _ = text.partition(mark)
+    if not found:
+        raise ValueError("the target's chat template leaves out or changes what the user says")
+    return tokenizer(before + opening, add_special_tokens=False)["input_ids"]
 
 
 def grouped_attention(module, query, key, value, attention_mask, scaling=None, filled=None, **options):
@@ -88,14 +138,15 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, f
 
 
 @torch.no_grad()
-def write_text(model, prefix_ids, *, rows, length, seed):
-    """Sample `rows` continuations of `length` tokens, at temperatures from .5 to 1.
+def write_text(model, prefix_ids, *, rows, length, seed, vocab_size=None):
+    """Sample `rows` continuations of `length` tokens, at temperatures from .5 to 1, among the first `vocab_size` ids.
 
     Returns
     -------
     dict of Tensor
         ids (rows, prefix + length) int32; hidden (rows, length, width): the state from which each new token was drawn;
-        log_total (rows, length) float32: log of the sum of exp(logits) at temperature 1, over the whole vocabulary;
+        log_total (rows, length) float32: log of the sum of exp(logits) at temperature 1, over the whole vocabulary,
+        of the logits that the target's own forward gives (see `own_logits`);
         seconds: how long it took.
     """
     from transformers import AttentionInterface, StaticCache
@@ -115,7 +166,7 @@ def write_text(model, prefix_ids, *, rows, length, seed):
         for step in range(length):
             state = model.base_model(input_ids=new, use_cache=True, filled=ids.shape[1], **{argument: cache})
             hidden.append(state.last_hidden_state[:, -1])
-            logits = model.get_output_embeddings()(hidden[-1]).float()  # (rows, vocab)
+            logits = own_logits(model, hidden[-1][:, None])[:, 0, :vocab_size].float()  # (rows, vocab)
             log_total.append(logits.logsumexp(-1))
             new = inverse_cdf((logits / temperatures).softmax(-1), uniforms[step])[:, None]
             ids = torch.cat([ids, new], -1)
@@ -142,49 +193,55 @@ def synthesise_shards(target, folder, shards, rows, length, seed, dtype):
     lm = CausalLM.from_pretrained(target, dtype=dtype)
     for shard in missing:
         prefix = open_turn(lm.tokenizer, opening_of(shard))
-        tensors = write_text(lm.model, prefix, rows=rows, length=length, seed=seed * 1_000_003 + shard)
+        tensors = write_text(
+            lm.model, prefix, rows=rows, length=length, seed=seed * 1_000_003 + shard, vocab_size=lm.vocab_size
+        )
         scratch = folder / f".text-{shard:05}.{os.getpid()}"
         save_file(tensors, scratch)
         os.replace(scratch, shard_file(folder, shard))
 
 
-def only_one_run(path, settings):
-    """Write `settings` beside the files of a run, or refuse to go on with those of another one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    settings = json.loads(json.dumps(settings))
-    if not path.exists():
-        path.write_text(json.dumps(settings) + "\n")
-    elif (begun := json.loads(path.read_text())) != settings:
-        differing = [name for name in settings if begun.get(name) != settings[name]]
-        raise ValueError(
-            f"{path.parent} holds a run with another {', '.join(differing)} ({path.name}); finish it as it was begun, "
-            "give another --work, or remove it"
-        )
+@contextmanager
+def kept(out, kind, made, **settings):
+    """What a step keeps in the work folder, so that a later call with these settings on such a machine goes on with it.
+
+    `made` is a pattern of the files which the step makes beside it.
+    """
+    header = {"schema": f"specnb-{kind}/1", "environment": environment(), "settings": settings}
+    way_out = "give another --work, or remove that folder"
+    with Unfinished(out, header, way_out=way_out) as unfinished:
+        if not unfinished.partial.exists() and (found := sorted(out.parent.glob(made))):
+            raise ValueError(f"{found[0]} is of an unknown run; {way_out}")
+        unfinished.begin()
+        yield unfinished
 
 
-def synthesise(target, folder, *, tokens, rows=96, length=256, seed=0, dtype=None, workers=None):
+def synthesise(target, folder, *, tokens, rows=96, length=LENGTH, seed=0, dtype=None, workers=None):
     """At least `tokens` tokens of the target's own text, in shards of rows x length; a killed run goes on."""
-    only_one_run(folder / "text.json", {"target": Path(target).name, "rows": rows, "length": length, "seed": seed})
-    workers = workers or (1 if torch.cuda.is_available() else os.cpu_count())
-    shards = range(-(-tokens // (rows * length)))
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(
-            target=synthesise_shards, args=(target, folder, shards[w::workers], rows, length, seed, dtype), daemon=True
-        )
-        for w in range(workers)
-    ]
-    for process in processes:
-        process.start()
-    for shard in track(shards, description="text"):
-        while not shard_file(folder, shard).exists():
-            if all(not p.is_alive() for p in processes) and not shard_file(folder, shard).exists():
-                raise RuntimeError(
-                    f"no worker is left and {shard_file(folder, shard).name} is missing; see the error above"
-                )
-            processes[0].join(timeout=1)
-    for process in processes:
-        process.join()
+    settings = {"target": Path(target).name, "rows": rows, "length": length, "seed": seed}
+    with kept(folder / "text", "text", "text-*.safetensors", **settings):
+        workers = workers or (1 if torch.cuda.is_available() else os.cpu_count())
+        shards = range(-(-tokens // (rows * length)))
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(
+                target=synthesise_shards,
+                args=(target, folder, shards[w::workers], rows, length, seed, dtype),
+                daemon=True,
+            )
+            for w in range(workers)
+        ]
+        for process in processes:
+            process.start()
+        for shard in track(shards, description="text"):
+            while not shard_file(folder, shard).exists():
+                if all(not p.is_alive() for p in processes) and not shard_file(folder, shard).exists():
+                    raise RuntimeError(
+                        f"no worker is left and {shard_file(folder, shard).name} is missing; see the error above"
+                    )
+                processes[0].join(timeout=1)
+        for process in processes:
+            process.join()
 
 
 # ---------------------------------------------------------------------------------------------- 2. train
@@ -202,7 +259,7 @@ def load_text(folder):
 def frequent_ids(shards, size, always=()):
     """The `size` most frequent ids of the text, ascending, and the share of the text they cover."""
     written = torch.cat([shard["ids"][:, -shard["hidden"].shape[1] :].flatten() for shard in shards]).long()
-    counts = torch.bincount(written)
+    counts = torch.bincount(written, minlength=max(always, default=0) + 1)
     ranked = counts.float()
     ranked[list(always)] = torch.inf
     ids = ranked.argsort(descending=True, stable=True)[:size].sort().values
@@ -239,11 +296,11 @@ def mean_overlap(log_target, log_draft):
     return torch.minimum(log_target.exp(), log_draft.exp()).sum(-1).mean()
 
 
-def positions(draft, shard, rows):
+def positions(model, shard, rows):
     """Hidden states `(n, width)` of draft and target, and `log_total (n,)`, for every written token of some rows."""
     ids, length = shard["ids"][rows].long(), shard["hidden"].shape[1]
-    device = draft.device
-    read = draft.base_model(input_ids=ids[:, :-1].to(device), use_cache=False).last_hidden_state[:, -length:]
+    device = model.device
+    read = model.base_model(input_ids=ids[:, :-1].to(device), use_cache=False).last_hidden_state[:, -length:]
     return (
         read.flatten(0, 1),
         shard["hidden"][rows].flatten(0, 1).to(device),
@@ -267,9 +324,12 @@ def batch_at(shards, rows, seed, step):
     return batches(shards, rows, seed, step // per_epoch)[step % per_epoch]
 
 
-def step_on(draft, head, shard, rows, overlap_weight, chunk=256):
-    """Forward and backward over one batch; the logits are made and let go in chunks of positions."""
-    hidden, theirs, log_total = positions(draft, shard, rows)
+def step_on(model, shard, rows, overlap_weight, chunk=256):
+    """Forward and backward over one batch; the logits are made and let go in chunks of positions.
+
+    The draft's head has the target's own rows, so it gives the target's logits of the target's hidden states.
+    """
+    hidden, theirs, log_total = positions(model, shard, rows)
     leaf = hidden.detach().requires_grad_()
     loss = overlap = 0.0
     for part, part_theirs, part_total in zip(
@@ -277,8 +337,9 @@ def step_on(draft, head, shard, rows, overlap_weight, chunk=256):
     ):
         share = len(part) / len(leaf)
         with torch.no_grad():
-            target_logits = F.linear(part_theirs, head)
-        part_loss, part_overlap = soft_target_loss(F.linear(part, head), target_logits, part_total, overlap_weight)
+            target_logits = own_logits(model, part_theirs[None])[0]
+        draft_logits = own_logits(model, part[None])[0]
+        part_loss, part_overlap = soft_target_loss(draft_logits, target_logits, part_total, overlap_weight)
         (part_loss * share).backward()
         loss, overlap = loss + part_loss.item() * share, overlap + part_overlap.item() * share
     hidden.backward(leaf.grad)
@@ -286,7 +347,7 @@ def step_on(draft, head, shard, rows, overlap_weight, chunk=256):
 
 
 @torch.no_grad()
-def held_out_overlap(draft, head, shards, rows=16, every=3, chunk=1024):
+def held_out_overlap(model, shards, rows=16, every=3, chunk=1024):
     """Mean of sum min(p, q) over text never trained on: alpha at temperature 1, along the target's own path.
 
     Every third row is read: of each temperature its share.
@@ -294,8 +355,8 @@ def held_out_overlap(draft, head, shards, rows=16, every=3, chunk=1024):
     overlap = num = 0
     for shard in shards:
         for chosen in torch.arange(0, len(shard["ids"]), every).split(rows):
-            for ours, theirs, total in zip(*(x.split(chunk) for x in positions(draft, shard, chosen)), strict=True):
-                found = mean_overlap(*log_probs(F.linear(ours, head), F.linear(theirs, head), total))
+            for ours, theirs, total in zip(*(x.split(chunk) for x in positions(model, shard, chosen)), strict=True):
+                found = mean_overlap(*log_probs(*(own_logits(model, x[None])[0] for x in (ours, theirs)), total))
                 overlap, num = overlap + found.item() * len(ours), num + len(ours)
     return overlap / num
 
@@ -319,7 +380,7 @@ def train(
     draft : PrunedLM
     text : (list of shards, list of held-out shards), from `load_text`
     work : path
-        For `checkpoint.safetensors` and `training.jsonl`.
+        For `checkpoint.safetensors`, `training.partial` and, at the end, `training.jsonl`.
     tokens : int
         Written tokens to train on, passes over the same text counted each time.
     track : callable
@@ -327,47 +388,51 @@ def train(
         messages a second, and a front end that reads them only after the cell, as nbval does, loses the last.
     """
     shards, held_out = text
-    model, head = draft.model.base_model, draft.model.lm_head.weight
-    for parameter in draft.model.parameters():
-        parameter.requires_grad_(False)
-    if autocast:
-        model.layers.float(), model.norm.float()
-    trained = [*model.layers.parameters(), *model.norm.parameters()]
-    for parameter in trained:
-        parameter.requires_grad_(True)
+    trained = trainable(draft, autocast)
     optimizers = optimizers_of(trained, peak)
     per_step = rows * shards[0]["hidden"].shape[1]
     steps = -(-tokens // per_step)
-    ids_sha256 = hashlib.sha256(draft.output_ids.cpu().numpy().tobytes()).hexdigest()
-    only_one_run(
-        work / "training.json",
-        {"layers": draft.kept_layers, "output_ids": ids_sha256, "num_shards": len(shards), "tokens": tokens}
-        | {"rows": rows, "peak": peak, "seed": seed},
-    )
-    log, checkpoint = work / "training.jsonl", work / "checkpoint.safetensors"
-    first, seconds = restore(checkpoint, optimizers, trained, log)
-    began = time.monotonic() - seconds
-    for step in track(range(first, steps)):
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = learning_rate(step, steps, optimizer.defaults["lr"])
-        shard, chosen = batch_at(shards, rows, seed, step)
-        with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
-            loss, overlap = step_on(model, head, shards[shard], chosen, overlap_weight(step, steps))
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        line = {"step": step + 1, "tokens": (step + 1) * per_step, "loss": loss, "overlap": overlap}
-        done = step + 1 == steps
-        if done or (step + 1) % evaluate_every == 0:
+    settings = {"layers": draft.kept_layers, "num_shards": len(shards), "tokens": tokens, "rows": rows, "peak": peak}
+    settings |= {"seed": seed, "output_ids": hashlib.sha256(draft.output_ids.cpu().numpy().tobytes()).hexdigest()}
+    checkpoint = work / "checkpoint.safetensors"
+    with kept(work / "training", "training", checkpoint.name, **settings) as unfinished:
+        first, seconds = restore(checkpoint, optimizers, trained)
+        began = time.monotonic() - seconds
+        for step in track(range(first, steps)):
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = learning_rate(step, steps, optimizer.defaults["lr"])
+            shard, chosen = batch_at(shards, rows, seed, step)
             with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
-                line["held_out_overlap"] = held_out_overlap(model, head, held_out)
-        if done or (step + 1) % log_every == 0:
-            line["seconds"] = round(time.monotonic() - began, 1)
-            with open(log, "a") as file:
-                file.write(json.dumps(line) + "\n")
-        if done or (step + 1) % evaluate_every == 0:
-            keep(checkpoint, optimizers, trained, step + 1, time.monotonic() - began)
+                loss, overlap = step_on(draft.model, shards[shard], chosen, overlap_weight(step, steps))
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            line = {"step": step + 1, "tokens": (step + 1) * per_step, "loss": loss, "overlap": overlap}
+            done = step + 1 == steps
+            if done or (step + 1) % evaluate_every == 0:
+                with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
+                    line["held_out_overlap"] = held_out_overlap(draft.model, held_out)
+            if done or (step + 1) % log_every == 0:
+                unfinished.append({**line, "seconds": round(time.monotonic() - began, 1)})
+            if done or (step + 1) % evaluate_every == 0:
+                keep(checkpoint, optimizers, trained, step + 1, time.monotonic() - began)
+        # Steps after a checkpoint are done again when a killed run goes on: the last line of each step counts.
+        log = {line["step"]: line for line in unfinished.entries}.values()
+        results.write_text(work / "training.jsonl", "".join(json.dumps(line) + "\n" for line in log))
+
+
+def trainable(draft, autocast):
+    """The parameters that are trained, of the layers and the norm, and all others frozen."""
+    base = draft.model.base_model
+    for parameter in draft.model.parameters():
+        parameter.requires_grad_(False)
+    if autocast:
+        base.layers.float(), base.norm.float()
+    trained = [*base.layers.parameters(), *base.norm.parameters()]
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    return trained
 
 
 def overlap_weight(step, steps):
@@ -395,10 +460,9 @@ def keep(checkpoint, optimizers, trained, step, seconds):
     os.replace(scratch, checkpoint)
 
 
-def restore(checkpoint, optimizers, trained, log):
-    """Step and seconds of the last checkpoint, (0, 0) without one; the log is cut back to it."""
+def restore(checkpoint, optimizers, trained):
+    """Step and seconds of the last checkpoint, (0, 0) without one."""
     if not checkpoint.exists():
-        log.unlink(missing_ok=True)
         return 0, 0.0
     tensors = load_file(checkpoint)
     step = int(tensors["step"])
@@ -410,8 +474,6 @@ def restore(checkpoint, optimizers, trained, log):
         owner[parameter].state[parameter] = {
             name: value if name == "step" else value.to(parameter.device) for name, value in state.items()
         }
-    lines = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= step]
-    log.write_text("".join(f"{line}\n" for line in lines))
     return step, float(tensors["seconds"])
 
 
@@ -464,15 +526,18 @@ def main():
     out = arguments.out or PROJECT / "data" / f"{name}-draft"
     work = arguments.work or cache_folder() / f"{name}-draft"
     target_path = str(fetch(report=lambda line: None)) if arguments.target == "smollm2" else arguments.target
+    target = default_target() if arguments.target == "smollm2" else CausalLM.from_pretrained(target_path)
+    layers = layers_of(target, arguments.layers)
+    try:
+        check(target, layers)
+    except ValueError as error:
+        parser.error(str(error))
     if "synthesise" in arguments.steps:
         synthesise(
             target_path, work / "text", tokens=arguments.text_tokens, seed=arguments.seed, workers=arguments.workers
         )
-    if arguments.steps == ["synthesise"]:
-        return
-    target = default_target() if arguments.target == "smollm2" else CausalLM.from_pretrained(target_path)
     if "train" in arguments.steps:
-        build_and_train(target, out, work, arguments)
+        build_and_train(target, layers, out, work, arguments)
     if "evaluate" in arguments.steps:
         evaluate(target, load_draft(out, target), out / "evaluation.json", seed=arguments.seed)
     if "card" in arguments.steps:
@@ -484,10 +549,15 @@ def main():
 STEPS = ("synthesise", "train", "evaluate", "card")
 
 
-def build_and_train(target, out, work, arguments):
+def layers_of(target, listed):
+    """Layers by number, from the end where it is negative: "0,1,-1" -> [0, 1, 29] of a target with 30."""
+    num = len(getattr(target.model.base_model, "layers", ()))
+    return [layer + num if layer < 0 else layer for layer in map(int, listed.split(","))]
+
+
+def build_and_train(target, layers, out, work, arguments):
     text = load_text(work / "text")
     ids, covered = frequent_ids(text[0], arguments.vocabulary, always=target.eos_ids)
-    layers = [int(layer) % len(target.model.base_model.layers) for layer in arguments.layers.split(",")]
     draft = PrunedLM(target, layers, ids)
     train(
         draft, text, work, tokens=arguments.train_tokens, seed=arguments.seed,
@@ -500,8 +570,11 @@ def build_and_train(target, out, work, arguments):
         "text": describe_text(*text),
         "output_ids_cover_percent": round(100 * covered, 2),
     }
+    weights = out / "draft.safetensors"
+    before = file_sha256(weights) if weights.exists() else None
     save_draft(draft, out, made_for(target), how)
-    (out / "evaluation.json.partial").unlink(missing_ok=True)  # It would be that of another draft.
+    if file_sha256(weights) != before:
+        (out / "evaluation.json.partial").unlink(missing_ok=True)  # It is that of another draft.
     shutil.copy(work / "training.jsonl", out / "training.jsonl")
     write_sample(work / "text", out / "sample.jsonl", target.tokenizer)
 
@@ -525,7 +598,7 @@ def write_sample(folder, out, tokenizer, rows=(0, 47, 95), shards=4):
     for shard in range(min(shards, len(list(folder.glob("text-*"))))):
         ids = load_file(shard_file(folder, shard))["ids"]
         lines += [{"shard": shard, "row": row, "text": tokenizer.decode(ids[row])} for row in rows if row < len(ids)]
-    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    results.write_text(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 if __name__ == "__main__":

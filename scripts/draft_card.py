@@ -13,8 +13,8 @@ NUM_RESAMPLES = 4000
 
 def read(folder):
     """(config, lines of the training log, rows of the evaluation as a frame, the evaluation)."""
-    config = json.loads((folder / "config.json").read_text())
-    log = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    log = [json.loads(line) for line in (folder / "training.jsonl").read_text(encoding="utf-8").splitlines()]
     result = verdict.load(folder / "evaluation.json")
     return config, log, verdict.frame(result), result
 

@@ -65,7 +65,7 @@ def audit(mode, gguf, requests):
     settings = {**report.settings, "on": f"llama.cpp, {MODES[mode]}", "off": "llama.cpp, no drafts"}
     about = {"settings": settings, "server": engine(gguf, mode), **came_to_be("make engine-llamacpp")}
     kept = {**report.to_dict(), **about}
-    (OUT / f"llamacpp-audit-{mode}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (OUT / f"llamacpp-audit-{mode}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 def engine(gguf, mode):

@@ -254,8 +254,8 @@ def main():
     }
     result["seconds"] = time.monotonic() - began
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "exactness.json").write_text(json.dumps(result, indent=1) + "\n")
-    (arguments.out / "README.md").write_text(markdown(result))
+    (arguments.out / "exactness.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (arguments.out / "README.md").write_text(markdown(result), encoding="utf-8")
     print(markdown(result))
 
 

@@ -349,7 +349,7 @@ MUTANTS = [
         "if not isinstance(found, (dict, list)):",
         "cli",
     ),
-    ("a run goes on with other GPUs", "found by use", "measure/unfinished.py", '"gpus": gpus}', '"gpus": []}'),
+    ("a run goes on with other GPUs", "found by use", "measure/unfinished.py", '"gpus": gpus,', '"gpus": [],'),
     (
         "a line that was cut short is appended to",
         "found by use (the kind)",
@@ -519,6 +519,12 @@ MUTANTS = [
         "return {text for text, _ in shared} == texts[0] & texts[1]",
         "return True",
         "serving_audit",
+        "a target's scaled logits left out of the soft targets",
+        "CASES 86",
+        "../scripts/distill.py",
+        "return model(input_ids=ids, use_cache=False).logits",
+        "return model.get_output_embeddings()(hidden)",
+        "distill",
     ),
 ]
 
@@ -528,14 +534,14 @@ CORE_TESTS = ("properties", "rule", "probs", "models", "drafters", "sampler", "b
 def first_failure(name, old, new, tests=()):
     """Name of the first test that fails with the fault planted, None where all pass."""
     with tempfile.TemporaryDirectory() as folder:
-        for part in ("specnb", "tests", "data", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        for part in ("specnb", "tests", "data", "scripts", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
             source = ROOT / part
             (shutil.copytree if source.is_dir() else shutil.copy)(source, Path(folder) / part)
         path = Path(folder) / "specnb" / name
-        source = path.read_text()
+        source = path.read_text(encoding="utf-8")
         if source.count(old) != 1:
             raise SystemExit(f"{name} holds {old!r} {source.count(old)} times instead of once; mend scripts/mutants.py")
-        path.write_text(source.replace(old, new))
+        path.write_text(source.replace(old, new), encoding="utf-8")
         # The tests of the file's own room come first, after those the entry names: they should be the ones that notice.
         own = [part for part in Path(name).with_suffix("").parts if (ROOT / "tests" / f"test_{part}.py").exists()]
         names = dict.fromkeys([*tests, *own, *(() if tests else CORE_TESTS)])
@@ -565,7 +571,7 @@ def main():
             *lines,
         ]
     )
-    (ROOT / "tests" / "MUTANTS.md").write_text(text + "\n")
+    (ROOT / "tests" / "MUTANTS.md").write_text(text + "\n", encoding="utf-8")
     sys.exit(f"{missed} planted faults were not noticed" if missed else 0)
 
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from specnb.drafters.pruned import PrunedLM
+from specnb.measure.prompts import Prompt
 from specnb.models import CausalLM
 from specnb.models.fetch import PROJECT
 from tests.conftest import tiny_model
+from tests.test_models import WORDS, tokenizer_of
 from tests.test_project import assert_same_picture
 
 
@@ -126,13 +128,147 @@ def test_training_changes_nothing_of_the_target(distill, target, text, tmp_path)
     assert all(torch.equal(before[name], tensor) for name, tensor in target.model.state_dict().items())
 
 
-def test_a_folder_holds_one_run_only(distill, target, text, tmp_path):
+def test_a_folder_holds_one_run_only(distill, target, text, tmp_path, monkeypatch):
     trained(distill, target, text, tmp_path)
-    with pytest.raises(ValueError, match="another tokens"):
+    with pytest.raises(ValueError, match=r"another settings \(tokens 576, now 624\).*another --work"):
         trained(distill, target, text, tmp_path, steps=13)
-    distill.only_one_run(tmp_path / "text.json", {"seed": 0})
-    with pytest.raises(ValueError, match="seed"):
+    (tmp_path / "training.partial").unlink()
+    with pytest.raises(ValueError, match="checkpoint.safetensors is of an unknown run; give another --work"):
+        trained(distill, target, text, tmp_path)
+    monkeypatch.setattr(distill, "synthesise_shards", None)  # It is refused before a worker starts.
+    with distill.kept(tmp_path / "text", "text", "text-*", target="target", rows=96, length=256, seed=0):
+        pass
+    with pytest.raises(ValueError, match=r"another settings \(seed 0, now 1\)"):
         distill.synthesise("target", tmp_path, tokens=1, seed=1)
+
+
+def test_text_and_training_go_on_only_on_such_a_machine(distill, target, text, tmp_path):
+    trained(distill, target, text, tmp_path)
+    with distill.kept(tmp_path / "text", "text", "text-*", target="target", rows=96, length=256, seed=0):
+        pass
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        for go_on in (
+            lambda: trained(distill, target, text, tmp_path),
+            lambda: distill.synthesise("target", tmp_path, tokens=1),
+        ):
+            with pytest.raises(ValueError, match=rf"another num_threads \({threads}, now {threads + 1}\)"):
+                go_on()
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --------------------------------------------------------------------------------------- other targets
+
+
+SCALED = {
+    "Llama": {},
+    "Granite": {"logits_scaling": 8.0},
+    "Cohere": {"logit_scale": 4.0},
+    "Gemma2": {
+        "final_logit_softcapping": 1.5, "attn_logit_softcapping": None, "layer_types": ["full_attention"] * 2,
+        "head_dim": 8,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_soft_targets_are_the_target_s_own_probabilities(distill, name):
+    """Also where its forward scales or caps what the head gives."""
+    target = CausalLM(tiny_model(name, initializer_range=0.3, **SCALED[name]).float())
+    text = distill.write_text(target.model, [1, 2], rows=4, length=9, seed=0)
+    target.reset(4)
+    usual = target.forward(text["ids"][:, :-1].long(), num_logits=9).logits.log_softmax(-1)
+    draft = PrunedLM(target, [0, 1], range(0, 61, 2))  # every layer, and every other id
+    theirs = distill.own_logits(draft.model, text["hidden"]) - text["log_total"][..., None]
+    assert torch.allclose(theirs, usual[..., ::2], atol=1e-4)
+    # What the draft learns from is what the whole target would give: p over its ids against p renormalised over them.
+    by_hand = torch.minimum(theirs.exp(), theirs.softmax(-1)).sum(-1)
+    assert distill.held_out_overlap(draft.model, [text], every=1) == pytest.approx(by_hand.mean().item(), abs=1e-4)
+
+
+def test_padded_rows_of_the_embedding_are_never_written(distill):
+    target = CausalLM(tiny_model("Llama").float())
+    text = distill.write_text(target.model, [1, 2], rows=8, length=40, seed=0, vocab_size=50)
+    assert text["ids"].max() < 50
+    assert distill.write_text(target.model, [1, 2], rows=8, length=40, seed=0)["ids"].max() >= 50
+
+
+def test_an_end_id_above_every_id_written_may_still_be_proposed(distill):
+    shard = {"ids": torch.tensor([[9, 9, 4, 4, 4]]), "hidden": torch.zeros(1, 5, 1)}
+    ids, covered = distill.frequent_ids([shard], 2, always=[60])
+    assert ids.tolist() == [4, 60] and covered == 3 / 5
+
+
+PLAIN = "{% for m in messages %} w0 {{ m.content }} w1 {% endfor %}"
+REFUSED = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+
+
+@pytest.fixture
+def short(distill, monkeypatch):
+    """The evaluation's prompts and the openings, in words that the tiny tokenizer knows."""
+    monkeypatch.setattr(distill, "OPENINGS", ("w2", "w3 w4"))
+    messages = [{"role": "system", "content": "w5"}, {"role": "user", "content": "w6 w7"}]
+    monkeypatch.setattr(distill, "load_prompts", lambda: [Prompt("p", "k", messages, None, 8, 1.0)])
+
+
+def chatting(template=PLAIN, **options):
+    tokenizer = tokenizer_of(WORDS)
+    tokenizer.chat_template = template
+    made = {"max_position_embeddings": 512, "eos_token_id": 3, **options}
+    return CausalLM(tiny_model("Llama", **made).float(), tokenizer, name="chatting")
+
+
+def test_a_target_that_every_step_can_work_with_passes_the_check(distill, short):
+    distill.check(chatting(), [0, 1])
+
+
+def test_a_template_without_system_messages_is_served(distill, short):
+    with pytest.warns(UserWarning, match="no place for system messages"):
+        distill.check(chatting(REFUSED + PLAIN), [0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda: chatting(max_position_embeddings=128), "reads 128 tokens, and a row of its text has 259"),
+        (lambda: chatting("w0"), "leaves out or changes what the user says"),
+        (lambda: chatting("{{ raise_exception('only poems') }}"), "only poems"),
+        (lambda: chatting(eos_token_id=10**6), "output ids must be some of"),
+        (lambda: without("norm"), "has no norm"),
+        (lambda: without("layers"), "has no layers"),
+        (lambda: CausalLM(tiny_model("Llama").float(), name="mute"), "mute has no tokenizer"),
+    ],
+)
+def test_what_a_later_step_would_fail_on_is_refused_before_the_first(distill, short, change, message):
+    target = change()
+    with pytest.raises(ValueError, match=message):
+        distill.check(target, [0])
+
+
+def without(part):
+    target = chatting()
+    delattr(target.model.base_model, part)
+    return target
+
+
+def test_layers_are_counted_from_either_end_and_others_are_refused(distill, short):
+    target = chatting()
+    assert distill.layers_of(target, "0,1,-1") == [0, 1, 1]
+    for listed in ("2", "-3"):
+        with pytest.raises(ValueError, match=r"kept layers must be some of 0\.\.1"):
+            distill.check(target, distill.layers_of(target, listed))
+
+
+def test_a_target_is_checked_before_anything_is_written(distill, short, monkeypatch, tmp_path, capsys):
+    target = chatting(max_position_embeddings=128)
+    monkeypatch.setattr(distill.CausalLM, "from_pretrained", lambda path: target)
+    monkeypatch.setattr(distill, "synthesise", None)
+    monkeypatch.setattr(distill.sys, "argv", ["distill.py", "--target", "x", "--work", str(tmp_path / "work")])
+    with pytest.raises(SystemExit):
+        distill.main()
+    assert "take a target with a longer context" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_the_command_is_kept_without_the_folders_of_this_machine(distill, monkeypatch):

@@ -87,7 +87,7 @@ def save_draft(draft, folder, identity, how=None):
     state = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in draft.own_state().items()}
     save_file({**state, "output_ids": draft.output_ids.int().cpu()}, folder / "draft.safetensors")
     config = {"schema": SCHEMA, "kept_layers": draft.kept_layers, "made_for": identity, "how": how}
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def is_draft(folder):
@@ -111,7 +111,7 @@ def load_draft(folder, target):
     """
     folder = Path(folder)
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         state = load_file(folder / "draft.safetensors", device=str(target.device))
         kept_layers, identity, output_ids = config["kept_layers"], config["made_for"], state.pop("output_ids")
     except (OSError, ValueError, KeyError) as error:

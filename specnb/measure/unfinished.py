@@ -15,6 +15,7 @@ from specnb.measure import results
 # What of a header may change between the calls that make one result; of the environment, what may not.
 PER_CALL = ("command", "created", "environment")
 MACHINE = ("processor", "num_threads", "cuda_runtime", "float32_matmul_precision", "versions")
+WAY_OUT = "give another --out, or throw it away with --restart"
 
 
 class Unfinished:
@@ -35,6 +36,8 @@ class Unfinished:
     replace : bool
         Whether a result that stands in `out` may be replaced.
     keys : names that every entry has
+    way_out : str
+        What an error message proposes where what is kept does not fit.
 
     Attributes
     ----------
@@ -50,8 +53,8 @@ class Unfinished:
         not fit.
     """
 
-    def __init__(self, out, header, *, restart=False, replace=True, keys=()):
-        self.out, self._replace, self._restart, self._keys = Path(out), replace, restart, keys
+    def __init__(self, out, header, *, restart=False, replace=True, keys=(), way_out=WAY_OUT):
+        self.out, self._replace, self._restart, self._keys, self._way_out = Path(out), replace, restart, keys, way_out
         self.header, self.entries, self._begun = json.loads(json.dumps(header)), [], False
         self.partial = self.out.with_name(self.out.name + ".partial")
         self._lock = FileLock(self.out.with_name(self.out.name + ".lock"), timeout=0)
@@ -124,13 +127,13 @@ class Unfinished:
             kind, differing = results.kind_of(header), differences(header, self.header)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{self.partial} holds no unfinished run that could go on ({type(error).__name__}: {error}); throw it "
-                "away with --restart, or give another --out"
+                f"{self.partial} holds no unfinished run that could go on ({type(error).__name__}: {error}); "
+                f"{self._way_out}"
             ) from error
         if differing:
             raise ValueError(
                 f"{self.partial} is an unfinished {kind} with another {', '.join(differing)}; finish it with the "
-                "command it was begun with, give another --out, or throw it away with --restart"
+                f"command it was begun with, {self._way_out}"
             )
         # Subtle: a kill can cut the last line short. It is removed here, and what it held is measured again.
         os.truncate(self.partial, end)

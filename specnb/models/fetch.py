@@ -57,7 +57,7 @@ def model_folder():
 
 def weights_of(folder):
     """Which weights a fetched folder holds, in a word: "Q4_1" (rounded, then expanded) or "original"."""
-    return json.loads((folder / MANIFEST).read_text())["weights"].split()[0]
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["weights"].split()[0]
 
 
 def fetch(source=None, report=print):
@@ -80,7 +80,7 @@ def fetch(source=None, report=print):
     """
     folder = cache_folder() / FOLDER
     if (folder / MANIFEST).exists():
-        have = json.loads((folder / MANIFEST).read_text())["source"]
+        have = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["source"]
         if source in (None, have):
             report("SmolLM2-135M-Instruct is in the cache")
             return folder
@@ -164,7 +164,7 @@ def _convert(folder, origin, source):
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     manifest = {"id": FOLDER, "source": source, "weights": "Q4_1 expanded to bfloat16" if options else "original"}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 @contextmanager
