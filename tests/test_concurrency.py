@@ -69,7 +69,7 @@ def test_throughput_is_all_tokens_over_the_time_of_the_slowest_row():
     plain = [(1, None, p, 0, 10, 2.0) for p in "abcd"] + [(2, f, p, 0, 10, 3.0) for f, p in ("aa", "ab", "cc", "cd")]
     fast = [(1, None, p, 4, 10, 1.0) for p in "abcd"]
     late = [(2, "a", "a", 4, 10, 1.0), (2, "a", "b", 4, 10, 4.0), (2, "c", "c", 4, 4, 2.0), (2, "c", "d", 4, 10, 4.0)]
-    found = concurrency.table(fixed(plain + fast + late)).set_index(["batch_size", "gamma"])
+    found = concurrency.batch_table(fixed(plain + fast + late)).set_index(["batch_size", "gamma"])
     assert found.tokens_per_sec.to_dict() == pytest.approx({(1, 0): 5.0, (1, 4): 10.0, (2, 0): 40 / 6, (2, 4): 34 / 8})
     assert found.speedup[2, 4] == pytest.approx(34 / 8 * 6 / 40) and found.speedup[1, 4] == pytest.approx(2.0)
     assert found.request_sec[2, 4] == pytest.approx(11 / 4) and found.num_batches[2, 4] == 2

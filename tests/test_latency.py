@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specnb.measure.latency import quantile, table
+from specnb.measure.latency import quantile, quantile_table
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,6 @@ def test_each_arm_has_its_own_requests():
             for i in range(25)
         ]
     )
-    found = table(rows).set_index("drafter")
+    found = quantile_table(rows).set_index("drafter")
     assert found.p50_sec.tolist() == [13.0, 26.0] and found.n.tolist() == [25, 25]
     assert found.p80_sec["lookup"] == pytest.approx(2 * 20.2) and found[["p90_sec", "p99_sec"]].isna().all(None)

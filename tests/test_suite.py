@@ -105,7 +105,7 @@ ROWS = [
 def test_ratios_are_over_one_step_of_the_target():
     assert suite.ratios(ROWS, "t", "d", 8) == (0.25, {0: 1.0, 4: 1.5})
     assert suite.ratios(ROWS, "t", "d", 8, "graph_sec") == (0.1, {0: 1.0, 4: 1.1})
-    table = suite.table({"rows": ROWS, "settings": {"pairs": [["t", "d"]], "contexts": [8]}})
+    table = suite.cost_table({"rows": ROWS, "settings": {"pairs": [["t", "d"]], "contexts": [8]}})
     # sum of a^i for i up to 4 must be 4 x .25 + 1.5
     alpha = table.break_even_alpha_4[0]
     assert sum(alpha**i for i in range(5)) == pytest.approx(2.5) and table.verify_cost_8.isna().all()

@@ -48,15 +48,15 @@ def show_sweep(result, path, figure):
     if machines := results.machines_in_words(result):
         print(machines)
     if concurrency.batches_of(result) != [1]:
-        found = concurrency.table(result)
+        found = concurrency.batch_table(result)
         print(found.to_string(index=False, float_format="{:.2f}".format))
         print(verdict.origin(result), *concurrency.crossover(found), sep="\n")
         if figure is not None:
-            _save(plots.batches(found, f"{verdict.origin(result)}; {path.name}"), figure)
+            _save(plots.draw_batches(found, f"{verdict.origin(result)}; {path.name}"), figure)
         return
     rows = verdict.frame(result)
     summary = verdict.summary(rows)
-    print(show.table(summary))
+    print(show.sweep_table(summary))
     failed = [row for row in result["rows"] if row["status"] != "ok"]
     if failed:
         print(f"{len(failed)} of {len(result['rows'])} rows did not finish; the first: {failed[0]['status']}")
@@ -64,7 +64,7 @@ def show_sweep(result, path, figure):
     print(verdict.report(rows))
     if figure is not None:
         title = f"{verdict.origin(result)}; {path.name}"
-        _save(plots.sweep(summary, verdict.predicted(summary), title), figure)
+        _save(plots.draw_sweep(summary, verdict.predicted(summary), title), figure)
 
 
 def show_costs(result, path, figure):
@@ -76,11 +76,11 @@ def show_costs(result, path, figure):
 
     for column, how in suite.HOW.items():
         print(f"\n{how}")
-        print(suite.table(result, column).to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
+        print(suite.cost_table(result, column).to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
     print(f"\n{suite.origin(result)}; acceptance {result['acceptance']}")
     if figure is not None:
         targets = [target for target, _ in result["settings"]["pairs"]]
-        _save(plots.costs(pd.DataFrame(result["rows"]), targets, f"{suite.origin(result)}; {path.name}"), figure)
+        _save(plots.draw_costs(pd.DataFrame(result["rows"]), targets, f"{suite.origin(result)}; {path.name}"), figure)
 
 
 def _save(drawn, figure):

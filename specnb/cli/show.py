@@ -44,7 +44,7 @@ def statistics(trace):
     )
 
 
-def table(summary):
+def sweep_table(summary):
     """The summary as aligned text; break-even is the accepted/drafted at which a round has paid for its extra time."""
     phases = summary[["draft_sec_per_round", "verify_sec_per_round", "other_sec_per_round"]] * 1000
     shown = summary.assign(

@@ -34,7 +34,7 @@ def frame(result, batch_size):
     return pd.DataFrame(lines).infer_objects().reset_index(drop=True)
 
 
-def table(result):
+def batch_table(result):
     """A line for each batch size, temperature, drafter and gamma.
 
     Returns
@@ -59,7 +59,7 @@ def table(result):
 
 
 def crossover(found):
-    """For each temperature and drafter of `table`, a sentence: up to which batch size drafting clears plain decoding.
+    """A sentence for each temperature and drafter of `batch_table`: up to which batch size drafting beats plain steps.
 
     Every batch size is asked on its own for its best draft length, by the 95 % interval.
     """

@@ -27,7 +27,7 @@ def quantile(seconds, share):
     return float(np.quantile(seconds, share))
 
 
-def table(rows, shares=(0.5, 0.8, 0.9, 0.99)):
+def quantile_table(rows, shares=(0.5, 0.8, 0.9, 0.99)):
     """A line for each temperature, drafter and gamma: `n`, and quantiles of a request's time with its prefill."""
     lines = []
     for (temperature, drafter, gamma), arm in rows.groupby(["temperature", "drafter", "gamma"]):

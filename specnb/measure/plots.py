@@ -57,7 +57,7 @@ def phases(table, ax):
     return _finish(ax, "time per round, prefill included (ms)")
 
 
-def sweep(table, predictions, title):
+def draw_sweep(table, predictions, title):
     """The pictures of a sweep: speed-up for each temperature, tokens and time per round; returns the figure."""
     from matplotlib.figure import Figure
 
@@ -83,7 +83,7 @@ def sweep(table, predictions, title):
     return figure
 
 
-def costs(rows, targets, title):
+def draw_costs(rows, targets, title):
     """Costs of forwards against new tokens, for the shortest and the longest context: time, and v for the targets.
 
     `rows` as from `specnb.measure.shapes`: eager forwards solid with their 20-80 % band, replays dashed, the floor
@@ -115,7 +115,7 @@ def costs(rows, targets, title):
     return figure
 
 
-def batches(table, title):
+def draw_batches(table, title):
     """Throughput, and speed-up over plain decoding of the same batch size, against batch size; the best arms only.
 
     `table` as from `specnb.measure.concurrency`: of each drafter the draft length that is fastest at the smallest

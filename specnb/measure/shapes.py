@@ -159,7 +159,7 @@ def ratios(rows, target, draft, context, column="sec"):
     return seconds[draft][1] / step, {int(width) - 1: sec / step for width, sec in seconds[target].items()}
 
 
-def table(result, column="sec"):
+def cost_table(result, column="sec"):
     """A line a pair and context: c, v(4), v(8) and the acceptance that breaks even at gamma 4."""
     from specnb.theory import break_even_alpha
 
