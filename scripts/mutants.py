@@ -366,6 +366,14 @@ MUTANTS = [
         "        self.begin()\n        return self\n\n    def __exit__",
     ),
     (
+        "a text file is written in the locale's encoding",
+        "CASES 81",
+        "measure/results.py",
+        'open(scratch, "w", encoding="utf-8", newline="\\n")',
+        'open(scratch, "w", newline="\\n")',
+        "unfinished",
+    ),
+    (
         "a finished result is replaced unasked",
         "CASES 78",
         "measure/unfinished.py",

@@ -225,13 +225,15 @@ def test_an_interrupt_says_that_nothing_is_lost(folders, capsys, monkeypatch):
         ["sweep", "--out", "p.jsonl", "--prompts", "p.jsonl", "--replace"],
         ["serve-bench", "--endpoint", "http://127.0.0.1:9", "--prompts", "p.jsonl", "--out", "p.jsonl", "--replace"],
         ["audit", "greedy", "p.jsonl", "p.jsonl", "--out", "p.jsonl", "--replace"],
+        ["report", "p.jsonl", "--figure", "p.jsonl"],
+        ["report", "r.json", "--compare", "p.jsonl", "--figure", "p.jsonl"],
     ],
 )
 def test_two_files_of_a_command_with_one_name_are_refused_before_any_work(tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
     assert main(command) == 1
-    name = command[command.index("--out") + 1]
+    name = next(command[i + 1] for i, word in enumerate(command) if word in ("--out", "--figure"))
     assert f"two files of this command are {name}" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"] and (tmp_path / "p.jsonl").stat().st_size == 16
 

@@ -1,12 +1,17 @@
 """What any interrupted run keeps, and what may go on from it."""
 
+import ast
 import copy
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from specnb.measure import results
 from specnb.measure.unfinished import Unfinished, differences
+from specnb.models.fetch import PROJECT
 
 GPU = {"name": "NVIDIA H200", "driver": "570.1", "num_processes": 0, "sm_clock_mhz": 345.0}
 HEADER = {
@@ -196,8 +201,35 @@ def test_a_folder_that_cannot_be_written_is_refused_and_a_new_one_is_not_made(tm
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_files_are_utf8_whatever_the_locale_and_end_lines_alike_everywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("locale.getencoding", lambda: "ascii")
-    results.write_text(tmp_path / "new" / "a.txt", "Größe \U0001f600\n")
-    assert (tmp_path / "new" / "a.txt").read_bytes() == "Größe \U0001f600\n".encode()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.txt"]
+def test_files_are_utf8_whatever_the_locale(tmp_path):
+    child = r"""
+import locale, sys
+from specnb.measure import results
+assert locale.getencoding().lower() != "utf-8"
+results.write_text(sys.argv[1], "Gr\u00f6\u00dfe \U0001f600\n")
+results.write(sys.argv[2], {"schema": "specnb-x/1", "rows": ["\u00df"]})
+"""
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    text, result = tmp_path / "new" / "a.txt", tmp_path / "new" / "b.json"
+    subprocess.run([sys.executable, "-c", child, text, result], env=ascii_only, check=True)
+    assert text.read_bytes() == "Größe \U0001f600\n".encode() and results.load(result)["rows"] == ["ß"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a.txt", "b.json"]
+
+
+@pytest.mark.parametrize("folder", ["specnb", "scripts"])
+def test_every_text_file_is_opened_with_an_encoding(folder):
+    """The default is the locale's, which differs from machine to machine."""
+    unnamed, seen = [], 0
+    for path in sorted((PROJECT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in OPENING:
+                call = ast.unparse(node)
+                binary = "'rb'" in call or "'wb'" in call or call.startswith("archive.open(")
+                own = call.startswith(("results.write_text(", "write_text("))
+                seen += 1
+                if not (binary or own or "encoding=" in call or "'utf-8'" in call):
+                    unnamed.append(f"{path.relative_to(PROJECT)}, line {node.lineno}: {call}")
+    assert seen > 5 and not unnamed, unnamed
+
+
+OPENING = {"open", "read_text", "write_text"}

@@ -20,6 +20,7 @@ def report(
     from specnb.measure import results, verdict
     from specnb.measure.compare import compare as side_by_side
 
+    results.check_outputs(figure, inputs=[path, compare], replace=True)
     result = results.load(path)
     kind = results.kind_of(result)
     if kind not in SHOWN:
