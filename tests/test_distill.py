@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import types
 
 import pytest
 import torch
@@ -157,6 +158,45 @@ def test_text_and_training_go_on_only_on_such_a_machine(distill, target, text, t
                 go_on()
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_killed_synthesis_goes_on_with_the_shards_that_are_missing(distill, target, tmp_path, monkeypatch):
+    written, write = [], distill.write_text
+
+    def until_killed(*arguments, seed, **options):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(seed)
+        return write(*arguments, seed=seed, **options)
+
+    monkeypatch.setattr(distill.CausalLM, "from_pretrained", lambda *_, **__: target)
+    monkeypatch.setattr(distill, "open_turn", lambda tokenizer, opening: [1, 2])
+    monkeypatch.setattr(distill.torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(distill, "write_text", until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        distill.synthesise_shards("target", tmp_path, range(4), 4, 6, 0, None)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(before) == ["text-00000.safetensors", "text-00001.safetensors"]
+    written.append("killed")
+    distill.synthesise_shards("target", tmp_path, range(4), 4, 6, 0, None)
+    assert written == [0, 1, "killed", 2, 3] and len(list(tmp_path.iterdir())) == 4
+    assert all((tmp_path / name).read_bytes() == content for name, content in before.items())
+
+
+def test_an_interrupted_evaluation_is_kept_unless_the_draft_is_another(distill, target, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(distill, "load_text", lambda folder: text)
+    monkeypatch.setattr(distill, "train", lambda *_, **__: None)
+    monkeypatch.setattr(distill, "write_sample", lambda *_: None)
+    (tmp_path / "training.jsonl").write_text("")
+    options = types.SimpleNamespace(vocabulary=20, train_tokens=0, seed=0)
+    partial = tmp_path / "out" / "evaluation.json.partial"
+    make = lambda layers: distill.build_and_train(target, layers, tmp_path / "out", tmp_path, options)  # noqa: E731
+    make([0])
+    partial.write_text("begun")
+    make([0])
+    assert partial.exists()
+    make([1])
+    assert not partial.exists()
 
 
 # --------------------------------------------------------------------------------------- other targets
