@@ -48,11 +48,11 @@ def check_prompt(prompt_ids, target, max_new_tokens):
     outside = [token for token in prompt if not 0 <= token < target.vocab_size]
     if outside:
         raise ValueError(f"prompt id {outside[0]} is outside the vocabulary 0..{target.vocab_size - 1}")
-    context = target.context_length
+    context, reason = target.context_length, getattr(target, "context_reason", "")
     if context is not None and len(prompt) + max_new_tokens > context + 1:  # The newest token needs no position.
         raise ValueError(
             f"a prompt of {len(prompt)} tokens and max_new_tokens={max_new_tokens} do not fit the target's context "
-            f"of {context}; shorten the prompt or ask for at most {max(context + 1 - len(prompt), 0)} tokens"
+            f"of {context}{reason}; shorten the prompt or ask for at most {max(context + 1 - len(prompt), 0)} tokens"
         )
     return prompt
 

@@ -193,9 +193,8 @@ def test_rejected_drafts_left_in_the_cache_are_never_seen(tiny):
 
 def test_padding_is_written_behind_every_row(tiny, monkeypatch):
     """Where two tokens are written to one slot, which of them stays is the device's choice: the last on a CPU."""
-    write, written = cache._Ragged.write, []
+    model, write, written = tiny(layers=1), cache._Ragged.write, []
     monkeypatch.setattr(cache._Ragged, "write", lambda self, *new: (written.append(self.slots), write(self, *new)))
-    model = tiny(layers=1)
     model.reset(2)
     model.forward(torch.tensor([[0, 0, 5], [1, 2, 3]]), 1, num_new=[1, 3])
     model.forward(torch.tensor([[6, 7], [0, 4]]), 1, num_new=[2, 1])

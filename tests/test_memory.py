@@ -8,7 +8,8 @@ from specnb.drafters import ModelDrafter
 from specnb.drafters.pruned import PrunedLM
 from specnb.measure.shapes import SHAPES
 from specnb.models import CausalLM
-from specnb.models.memory import LiveBytes, memory_budget
+from specnb.models.cache import cache_argument
+from specnb.models.memory import LiveBytes, kv_bytes_per_token, memory_budget
 from specnb.sampler import speculative
 from tests.conftest import seeded, tiny_model
 
@@ -29,6 +30,39 @@ def test_published_models_by_hand(name, params, layers, kv_heads, head_size, voc
     assert found.kv_bytes == 1004 * found.kv_bytes_per_token
     assert found.block_bytes == 5 * vocab * (2 + 4 + 4)
     assert memory_budget(SHAPES[name], context=1000, dtype="float32").weights_bytes["target"] == 4 * params
+
+
+@pytest.mark.parametrize(
+    ("config", "per_token"),
+    [
+        # Falcon-7B shares one head of 64 among 71, StarCoder one of 128 among 48.
+        ({"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71}, 8192),
+        ({"model_type": "gpt_bigcode", "n_embd": 6144, "n_layer": 40, "n_head": 48, "multi_query": True}, 20_480),
+        ({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12}, 2 * 12 * 768 * 2),
+        ({"model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}, 36_864),
+        (
+            {"model_type": "mixtral", "num_hidden_layers": 3},
+            2 * 3 * 8 * 128 * 2,
+        ),  # its experts route nothing when empty
+    ],
+)
+def test_what_a_token_leaves_is_taken_from_the_cache_not_from_field_names(config, per_token):
+    assert memory_budget(config, context=10).kv_bytes_per_token["target"] == per_token
+
+
+def test_what_a_token_leaves_in_a_latent_cache_is_what_transformers_keeps():
+    """Older versions expand the latent to every head before they keep it, newer ones keep it with its rotary part."""
+    from transformers import DynamicCache
+    from transformers.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 12}
+    dims = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1}
+    config = DeepseekV3Config(vocab_size=97, topk_group=1, num_experts_per_tok=2, **sizes, **heads, **dims)
+    kept, model = DynamicCache(), DeepseekV3ForCausalLM(config)
+    model(torch.tensor([[1]]), use_cache=True, **{cache_argument(model): kept})
+    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in kept.layers)
+    assert kv_bytes_per_token(config) == kv_bytes_per_token(model) == 2 * numbers
 
 
 def test_a_pair_adds_up():

@@ -4,8 +4,9 @@ import weakref
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from specnb.models import CausalLM, TableModel, check_same_vocabulary
+from specnb.models import CausalLM, TableModel, causal, check_same_vocabulary
 from tests.conftest import VOCAB, tiny_model
 
 FAMILIES = ["Llama", "Qwen2", "GPTNeoX"]
@@ -169,6 +170,74 @@ def test_damaged_weights_are_a_clear_error(tmp_path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ValueError, match="cannot load the model"):
         CausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda state: state.pop("model.layers.1.mlp.up_proj.weight"),
+            r"lacks model\.layers\.1\.mlp\.up_proj\.weight;",
+        ),
+        (
+            lambda state: [state.pop(name) for name in list(state) if "layers.1" in name],
+            r"lacks model\.layers\.1\.\S+, \S+, \S+ and 6 more;",
+        ),
+        (lambda state: state.update({"v_head.weight": torch.ones(2)}), r"has no place for, v_head\.weight;"),
+        (lambda state: state.update({"lm_head.weight": torch.ones(7, 32)}), r"has another shape of lm_head\.weight;"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_its_architecture_is_refused_by_name(tmp_path, spoil, message):
+    """transformers fills what is missing with random numbers, and a sweep would measure those."""
+    tiny_model("Llama").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    spoil(state)
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ValueError, match=rf"the checkpoint .* does not fit a LlamaForCausalLM: it .*{message} take"
+    ) as e:
+        CausalLM.from_pretrained(tmp_path)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_shares_the_embedding_is_not_missed(tmp_path, tied):
+    tiny_model("Llama", tie_word_embeddings=tied).save_pretrained(tmp_path)
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not tied
+    assert CausalLM.from_pretrained(tmp_path, dtype="float64").vocab_size == VOCAB
+
+
+@pytest.mark.parametrize(
+    ("settings", "package"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4}, "optimum"),
+        ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}, "compressed-tensors"),
+    ],
+)
+def test_a_quantised_checkpoint_without_its_library_is_one_line_that_names_the_package(tmp_path, settings, package):
+    tiny_model("Llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    with pytest.raises(ValueError, match=f"cannot load the model .*not installed.*{package}") as error:
+        CausalLM.from_pretrained(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_are_hashed_once(tmp_path, monkeypatch):
+    tiny_model("Llama").save_pretrained(tmp_path)
+    model, hashed = CausalLM.from_pretrained(tmp_path), []
+    monkeypatch.setattr(causal, "file_sha256", lambda path: hashed.append(path.name) or "0" * 64)
+    assert model.describe() == model.describe() and hashed == ["model.safetensors"]
+
+
+def test_added_tokens_that_fit_the_embedding_are_part_of_the_vocabulary():
+    """Ids may have gaps: Llama 3 and Qwen name their special tokens above the others."""
+    tokenizer = tokenizer_of(WORDS[:50])
+    tokenizer.add_tokens(["<extra>"])
+    assert CausalLM(tiny_model("Llama"), tokenizer).vocab_size == 51
 
 
 def test_an_unknown_dtype_or_a_device_that_is_not_there_is_named(tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from specnb.models.memory import kv_bytes_per_token
 from specnb.timing import recorded_event, synchronize
 
 BAND = (20, 50, 80)  # Percentiles: a median, and a band that a few disturbed repeats do not move.
@@ -169,13 +170,9 @@ def device_rates(device, dtype, *, megabytes=256, size=2048, repeats=5):
 
 def _sizes(model):
     """(bytes of weights a step reads, bytes of keys and values per cached token, weights multiplied per new token)."""
-    config = model.config.get_text_config()
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is embedding
-    weights = {
-        id(p): p for p in model.parameters() if tied or p is not embedding
-    }.values()  # Rows are picked, not read.
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    cached = 2 * config.num_hidden_layers * heads * head * embedding.element_size()
+    # Of an embedding that is no output head, a few rows are picked and the rest is not read.
+    weights = {id(p): p for p in model.parameters() if tied or p is not embedding}.values()
+    cached = kv_bytes_per_token(model, str(embedding.dtype).removeprefix("torch."))
     return sum(p.nbytes for p in weights), cached, sum(p.numel() for p in weights if p.ndim > 1)

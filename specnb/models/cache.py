@@ -65,11 +65,15 @@ class BatchCache(Cache):
     """
 
     def __init__(self, model, batch):
-        parameters = inspect.signature(model.forward).parameters
-        if "position_ids" not in parameters or model.config._attn_implementation not in ("sdpa", "eager"):
+        if "position_ids" not in inspect.signature(model.forward).parameters:
             raise ValueError(
-                f"{type(model).__name__} with {model.config._attn_implementation} attention takes no positions or no "
-                "mask of each row; for batches load it with attn_implementation='sdpa', or call once for each prompt"
+                f"the forward of {type(model).__name__} takes no positions, so the rows of a batch cannot differ in "
+                "length; call once for each prompt"
+            )
+        if model.config._attn_implementation not in ("sdpa", "eager"):
+            raise ValueError(
+                f"{type(model).__name__} with {model.config._attn_implementation} attention takes no mask of each row; "
+                "for batches load it with attn_implementation='sdpa', or call once for each prompt"
             )
         super().__init__(model, _Ragged(batch))
 
@@ -157,19 +161,21 @@ def cache_argument(model):
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def refuse_unless_croppable(model, name):
+def refuse_unless_croppable(model, name, context_length):
     """Raise a ValueError that names why the cache of `model` cannot be rolled back, before the first token."""
     from transformers import DynamicCache
 
     config = model.config
     if config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder model; only decoder-only models are supported")
-    kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers} - {"DynamicLayer"}
-    if any("Sliding" in kind for kind in kinds):
-        window = getattr(config.get_text_config(), "sliding_window", None)
+    layers = DynamicCache(config=config).layers
+    kinds = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
+    windows = [layer.sliding_window for layer in layers if getattr(layer, "is_sliding", False)]
+    if windows and (context_length is None or min(windows) < context_length):
         raise ValueError(
-            f"{name} has sliding-window attention (sliding_window={window}): its cache drops entries that a rejected "
-            "draft would need back, so it cannot be rolled back; choose a model with full attention"
+            f"{name} has sliding-window attention (sliding_window={min(windows)}, context {context_length}): its "
+            "cache drops entries that a rejected draft would need back, so it cannot be rolled back; choose a model "
+            "with full attention, or one whose window is as long as its context"
         )
     if kinds or getattr(model, "_is_stateful", False):
         kind = ", ".join(sorted(kinds)) or type(model).__name__

