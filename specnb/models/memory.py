@@ -125,17 +125,20 @@ def _size_of(model, counted):
     return model.get_text_config(), *_empty_size(model), counted
 
 
-def _empty_size(config, known={}):
-    """(parameters, layers' caches) of a model that is never given weights; kept, for building one takes a second."""
+EMPTY_SIZES = {}  # by configuration, for it takes a second to build an empty model
+
+
+def _empty_size(config):
+    """(parameters, layers' caches) of a model that is never given weights."""
     from transformers import AutoModelForCausalLM
 
     key = config.to_json_string()
-    if key not in known:
+    if key not in EMPTY_SIZES:
         with torch.device("meta"):
             # Experts one by one would have to be told which tokens are theirs, which an empty model cannot.
             model = AutoModelForCausalLM.from_config(config, experts_implementation="batched_mm")
-        known[key] = model.num_parameters(), _layers_of(model)
-    return known[key]
+        EMPTY_SIZES[key] = model.num_parameters(), _layers_of(model)
+    return EMPTY_SIZES[key]
 
 
 class LiveBytes(TorchDispatchMode):
