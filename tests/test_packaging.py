@@ -6,11 +6,11 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from specnb.cli.sweep import _figure_of
-from specnb.measure import results
+from specnb.cli.sweep import _default_out, _figure_of
 from specnb.models import fetch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,11 +86,16 @@ def test_a_figure_goes_where_its_result_belongs(result, figure):
     assert _figure_of(Path("x") / result) == Path("x") / figure and _figure_of(Path(result)) == Path(figure)
 
 
+def own_result():
+    return _default_out("some/model", None, SimpleNamespace(type="cpu"), [1])
+
+
+def test_a_sweep_keeps_its_result_apart_from_those_that_are_committed():
+    assert own_result() == ROOT / "data" / "own" / "sweep-model-lookup-cpu.json"
+
+
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone")
 def test_what_a_user_measures_leaves_a_clone_clean():
-    from specnb.cli.sweep import _default_out
-
-    out = _default_out("some/model", None, type("device", (), {"type": "cpu"}), [1])
-    assert out.parent == results.results_folder() == ROOT / "data" / "own"
+    out = own_result()
     for path in (out, out.with_name(out.name + ".partial"), out.with_name("costs-gpu.json"), _figure_of(out)):
         assert subprocess.run(["git", "-C", str(ROOT), "check-ignore", "-q", str(path)]).returncode == 0, path
