@@ -1,6 +1,7 @@
 """The audit of two running servers, against small local ones that answer as real ones do, or badly."""
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -133,12 +134,11 @@ def content(first, second, *listed):
     return text(first + second, usage=2, logprobs={"content": list(listed)})
 
 
+LENGTHS = itertools.cycle([1, 2, 2])
 LISTS = {
     "the first of a block only": lambda x, y: text(x + y, [x], usage=2),
     "the first of a block only, without a count": lambda x, y: text(x + y, [x]),
-    "the first of a block, which is sometimes one token": lambda x, y: text(
-        x + y, [x, y] if y == "a" else [x], usage=2
-    ),
+    "the first of blocks of one and of two tokens": lambda x, y: text(x + y, [x, y][: next(LENGTHS)], usage=2),
     "ids as numbers": lambda x, y: text(x + y, [ord(x), ord(y)], usage=2),
     "ids as text": lambda x, y: text(x + y, [f"token_id:{ord(x)}", f"token_id:{ord(y)}"], usage=2),
     "ids beside the tokens": lambda x, y: content(x, y, {"id": ord(x), "token": x}, {"id": ord(y), "token": y}),
