@@ -1,8 +1,9 @@
 """From logits to the probabilities the configured sampler would use.
 
-The only place that sees logits. It knows temperature, top-k, top-p, min-p, repetition penalty and logit bias, each
-applied by transformers' own logits processor in the order of `generate()`, so that a sampled token has the law that
-library gives it. It does not know models or devices. Read `specnb.rule` next: it takes what this returns.
+No other part of the core looks at logits. It knows temperature, top-k, top-p, min-p, repetition penalty and logit
+bias. Each is applied by transformers' own logits processor, in the order of `generate()`, so that a sampled token has
+the law that library gives it. It does not know models or devices. Read `specnb.rule` next, which takes what this
+returns.
 """
 
 import math
@@ -21,9 +22,9 @@ class Sampling:
     Parameters
     ----------
     temperature : float
-        0 (or below 1e-5) is greedy: the most probable token, the first of several that tie.
+        0, or anything below 1e-5, is greedy: it takes the most probable token, the first of several that tie.
     top_k : int or None
-        Keep the k most probable tokens, and those that tie with the last. None or 0 keeps all; note that
+        Keep the k most probable tokens, and those that tie with the last of them. None or 0 keeps all of them, whereas
         `generate(do_sample=True)` keeps 50 unless told otherwise.
     top_p, min_p : float in [0, 1] or None
     repetition_penalty : float above 0 or None
@@ -60,9 +61,7 @@ class Sampling:
         _require("min_p", self.min_p, lambda x: 0 <= x <= 1, "between 0 and 1")
         _require("repetition_penalty", self.repetition_penalty, lambda x: 0 < x < math.inf, "a finite number above 0")
         for token, bias in (self.logit_bias or {}).items():
-            _require(
-                f"logit_bias of token {token!r}", bias, lambda x: x < math.inf, "a finite number, or -inf for a ban"
-            )
+            _require(f"logit_bias of token {token!r}", bias, lambda x: x < math.inf, "finite, or -inf for a ban")
             _require("a key of logit_bias", token, lambda x: x >= 0 and x == int(x), "a token id, 0 or more")
 
     @property
@@ -81,8 +80,8 @@ class Sampling:
         ----------
         logits : Tensor of shape `(..., vocab)`; never modified
         prefix_ids : ids, or nested lists of ids, optional
-            The ids before each row, prompt included: for logits `(vocab,)` one list, for `(n, vocab)` n lists (or
-            tensors), further dimensions flattened in order. Only the repetition penalty reads it.
+            The ids before each row, prompt included. Only the repetition penalty reads them. For logits `(vocab,)` give
+            one list, for `(n, vocab)` n lists or tensors, and for more dimensions lists nested as deep.
 
         Returns
         -------
@@ -95,7 +94,8 @@ class Sampling:
         """
         vocab = logits.shape[-1]
         flat, dtype = logits.reshape(-1, vocab), torch.promote_types(logits.dtype, torch.float32)  # (rows, vocab)
-        if not self.is_greedy or self.logit_bias or self.needs_prefix:  # To find a maximum nothing need be widened.
+        # Plain greedy only looks for the maximum, which is the same in any dtype, so nothing is copied for it.
+        if not self.is_greedy or self.logit_bias or self.needs_prefix:
             flat = flat.to(dtype)
         if self.logit_bias:
             flat = _bias_processor(tuple(self.logit_bias.items()), vocab, flat.device)(None, flat)
@@ -116,14 +116,14 @@ class Sampling:
         from transformers import RepetitionPenaltyLogitsProcessor
 
         penalise = RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty))
-        rows = [
-            penalise(torch.as_tensor(prefix, dtype=torch.long, device=flat.device)[None], flat[i : i + 1])
-            for i, prefix in enumerate(prefixes)
-        ]
-        return torch.cat(rows)
+        ids = [torch.as_tensor(prefix, dtype=torch.long, device=flat.device)[None] for prefix in prefixes]
+        return torch.cat([penalise(*pair) for pair in zip(ids, flat.split(1), strict=True)])
 
     def _warpers(self):
-        """transformers' processors in the order of `generate()`; none for plain softmax, which needs no import."""
+        """The processors of transformers that this sampling needs, in the order of `generate()`.
+
+        A plain softmax needs none, and then transformers is not imported.
+        """
         wanted = [
             ("TemperatureLogitsWarper", float(self.temperature), self.temperature != 1),
             ("TopKLogitsWarper", int(self.top_k or 0), self.top_k),
@@ -139,7 +139,7 @@ class Sampling:
 
 @lru_cache(maxsize=16)
 def _bias_processor(biases, vocab, device):
-    """transformers' bias processor; kept, because it builds its table on the device at the first call."""
+    """The bias processor of transformers, which is kept because it builds a table on the device at its first call."""
     from transformers import SequenceBiasLogitsProcessor
 
     for token, _ in biases:
@@ -149,15 +149,30 @@ def _bias_processor(biases, vocab, device):
 
 
 def _one_hot(scores, dtype):
-    # `max` gives the first of several that tie, and NaN before all; in bfloat16 on a CPU `argmax` takes twice as long.
+    """Probability 1 for the highest score of each row, the first of several that tie.
+
+    Examples
+    --------
+    >>> _one_hot(torch.tensor([[1.0, 3.0, 3.0], [1.0, float("nan"), 2.0]]), torch.float32)
+    tensor([[0., 1., 0.],
+            [0., nan, 0.]])
+    """
+    # `max` finds the first of several that tie, and NaN before all else. `argmax` does too, but takes twice as long in
+    # bfloat16 on a CPU.
     top, first = scores.max(-1, keepdim=True)
-    # Subtle: top - top is 0 where the row is sound and NaN where its maximum is NaN or infinite, so that whoever uses
-    # the row can see it.
+    # Subtle: top - top is 0 where the row is sound and NaN where its maximum is NaN or infinite. The NaN stays in the
+    # row for the caller to notice.
     return torch.zeros_like(scores, dtype=dtype).scatter_(-1, first, (top - top + 1).to(dtype))
 
 
 def _flatten(prefixes, depth):
-    """One level per leading dimension of the logits taken off: a list of prefixes, one a row."""
+    """A list of prefixes, one for each row of logits, from lists nested `depth` deep.
+
+    Examples
+    --------
+    >>> _flatten([[[5], [5, 7]], [[1], [1, 2]]], 2)  # for logits of shape (2, 2, vocab)
+    [[5], [5, 7], [1], [1, 2]]
+    """
     rows = [prefixes]
     for _ in range(depth):
         rows = [inner for row in rows for inner in row]

@@ -22,7 +22,7 @@ def tokens_per_round(alpha, gamma):
     >>> tokens_per_round(1.0, 4)
     5.0
     """
-    _check(alpha, gamma)
+    _check(gamma, alpha)
     # The sum alpha^0 + ... + alpha^gamma equals the quotient, and is also right at alpha 1, where that is 0 / 0.
     return float(sum(alpha**i for i in range(int(gamma) + 1)))
 
@@ -35,7 +35,7 @@ def accepted_length_law(alpha, gamma):
     >>> [round(prob, 3) for prob in accepted_length_law(0.8, 3)]
     [0.2, 0.16, 0.128, 0.512]
     """
-    _check(alpha, gamma)
+    _check(gamma, alpha)
     return [(1 - alpha) * alpha**i for i in range(int(gamma))] + [alpha ** int(gamma)]
 
 
@@ -134,7 +134,7 @@ def break_even_alpha(gamma, cost_ratio, verify_cost=1.0):
     """
     from scipy.optimize import brentq
 
-    _check(0.0, gamma)
+    _check(gamma)
     if gamma == 0 or speedup(1.0, gamma, cost_ratio, verify_cost) < 1:
         return None
     if speedup(0.0, gamma, cost_ratio, verify_cost) >= 1:
@@ -143,7 +143,7 @@ def break_even_alpha(gamma, cost_ratio, verify_cost=1.0):
 
 
 def _round_cost(gamma, cost_ratio, verify_cost):
-    _check_gamma(gamma)
+    _check(gamma)
     if cost_ratio < 0:
         raise ValueError(f"cost_ratio must be 0 or more, got {cost_ratio}")
     return gamma * cost_ratio + verify_cost_at(verify_cost, int(gamma))
@@ -188,12 +188,8 @@ def _gammas_of(verify_cost):
     return f"it has gamma {', '.join(map(str, gammas))}" if len(gammas) else "it is empty"
 
 
-def _check_gamma(gamma):
-    if gamma < 0 or gamma != int(gamma):
-        raise ValueError(f"gamma must be a whole number, 0 or more, got {gamma}")
-
-
-def _check(alpha, gamma):
+def _check(gamma, alpha=0.0):
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is a probability, got {alpha}")
-    _check_gamma(gamma)
+    if gamma < 0 or gamma != int(gamma):
+        raise ValueError(f"gamma must be a whole number, 0 or more, got {gamma}")

@@ -52,30 +52,6 @@ class RoundClock:
         return later - earlier
 
 
-def in_time(steps, end, together=lambda step: step):
-    """Yield `steps` while there is time for more: what a bounded measurement loops over.
-
-    Parameters
-    ----------
-    steps : iterable
-    end : float
-        On `time.monotonic`'s clock, in seconds.
-    together : callable
-        Steps in a row with equal values are one block. A block is begun if it would be over by `end` were it to take as
-        long as the longest before it, and then not cut. The first is begun in any case.
-    """
-    block, began, longest = None, None, 0.0
-    for step in steps:
-        if began is None or together(step) != block:
-            now = time.monotonic()
-            if began is not None:
-                longest = max(longest, now - began)
-                if now + longest > end:
-                    return
-            block, began = together(step), now
-        yield step
-
-
 def synchronize(device):
     """Wait until the device has done all it was asked to, whether or not it is the current one."""
     if device.type == "cuda":

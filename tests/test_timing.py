@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from specnb import sampler, timing
 from specnb.drafters import FirstOf, ModelDrafter, PromptLookup
 from specnb.measure import costs, machine
+from specnb.measure.bounded import in_time
 from specnb.models import CausalLM, TableModel
 from specnb.probs import Sampling
 from specnb.sampler import speculative
@@ -22,7 +23,7 @@ def test_a_bounded_loop_begins_no_block_that_would_end_too_late(monkeypatch):
     def given(lengths, end):
         """Which steps are given; a step (block, seconds) takes its seconds."""
         clock.now, done = 0.0, []
-        for step in timing.in_time(lengths, end, lambda step: step[0]):
+        for step in in_time(lengths, end, lambda step: step[0]):
             clock.advance(step[1])
             done.append(step[0])
         return "".join(done)

@@ -1,8 +1,8 @@
 """Many tests of one sampler, with one false-alarm level for all of them.
 
-It knows samples and the law they ought to have. It does not know how they were drawn. A law says what it can see: a
-test of the first token is blind to what happens after it, so a battery looks at every position, at whole sequences,
-at accepted lengths and from one draw to the next. Read `specnb.gof` before, and `specnb.rogues` for what it must catch.
+It knows samples and the law they ought to have. It does not know how they were drawn. A test of the first token is
+blind to what happens after it, so a battery also looks at every later position, at whole sequences, at accepted lengths
+and from one draw to the next. Read `specnb.gof` before, and `specnb.rogues` for the samplers that it must catch.
 """
 
 import math
@@ -28,7 +28,7 @@ def independence(first, second, *, alpha=0.001):
     Returns
     -------
     GofResult
-        Values so rare that a cell of the table could expect fewer than 5 pairs are merged, on each side.
+        On each side, values so rare that a cell of the table could expect fewer than 5 pairs are merged.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def independence(first, second, *, alpha=0.001):
 
 
 def holm(p_values):
-    """Holm's adjusted p-values: reject those below a level, and a sound sampler fails anywhere at most that often.
+    """Holm's adjusted p-values: whoever rejects those below a level fails a sound sampler at most that often.
 
     A NaN (a test that could not be made) stays NaN and counts as a test.
 
@@ -158,7 +158,7 @@ def battery(sampler, law, *, n, accepted_law=None, alpha=0.001):
         That of 0, 1, ... drafts accepted in the first round, as from `exact.accepted_law`. Leave it out where the
         sampler may accept by another rule.
     alpha : float
-        Odds that a sound sampler fails any of the tests. Fix it beforehand.
+        Probability that a sound sampler fails any of the tests. Fix it beforehand.
 
     Returns
     -------

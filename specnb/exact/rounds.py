@@ -13,27 +13,33 @@ from specnb.exact.rows import accept_prob, residual, row_of, sequence_law
 
 
 class Outcome(NamedTuple):
-    """One way a round can go: ids emitted, drafts accepted, probability, and what the models read in the next round."""
+    """One way a round can go: what it emits, how many drafts it accepts, and how probable that is.
+
+    `seen` holds what the target and the draft will have read when the next round begins.
+    """
 
     tokens: tuple
     num_accepted: int
     mass: Fraction
-    seen: tuple  # (target's prefix, draft's prefix)
+    seen: tuple  # (the target's prefix, the draft's prefix), which a faulty rule may let differ
 
 
 def rule_of(*, accept=accept_prob, drawn=list, survival=None, extra=None, seen=None, cut=None):
-    """A rule for one round, from its parts; without arguments it is the rule of Leviathan et al. 2023.
+    """A rule for one round, put together from its parts.
+
+    Without arguments it is the rule of Leviathan et al. 2023. `specnb.rogues` replaces one part at a time.
 
     Parameters
     ----------
     accept : callable, (target row, draft row, token) -> probability of passing the test
     drawn : callable, draft row -> row the tokens are really drawn from
     survival : callable, list of probabilities -> list of them
-        Probability that at least 0, 1, 2, ... drafts are accepted; independent tests by default.
+        From the probabilities of passing each test to those of accepting at least 0, 1, 2, ... drafts. By default the
+        tests are independent.
     extra : callable, (target rows, draft rows, ids, num_accepted) -> row of the token emitted after the accepted ones
-        Or None for no token. Residual or bonus by default.
+        None where no token is emitted. By default it is the residual after a rejection, else the bonus row.
     seen : callable, (prefix, ids, num_accepted, extra token) -> (target's prefix, draft's prefix) of the next round
-    cut : callable, (draft rows, ids) -> how many of the drafts are kept; all by default
+    cut : callable, (draft rows, ids) -> how many of the drafts are tested at all; all of them by default
 
     Returns
     -------
@@ -61,7 +67,14 @@ def rule_of(*, accept=accept_prob, drawn=list, survival=None, extra=None, seen=N
 
 
 def _blocks(draft, gamma, prefix, drawn):
-    """Every block of drafts: (ids, probability of being drawn, the draft's rows)."""
+    """Every block of drafts there can be: (ids, probability that they are drawn, the draft's rows).
+
+    Examples
+    --------
+    >>> half = lambda prefix: [Fraction(1, 2), Fraction(1, 2)]
+    >>> [(ids, str(mass)) for ids, mass, rows in _blocks(half, 2, (), list)]
+    [((0, 0), '1/4'), ((0, 1), '1/4'), ((1, 0), '1/4'), ((1, 1), '1/4')]
+    """
     blocks = [((), Fraction(1), [])]
     for _ in range(gamma):
         blocks = [
@@ -75,6 +88,7 @@ def _blocks(draft, gamma, prefix, drawn):
 
 
 def _independent(passes):
+    """Accepting at least n drafts takes n tests in a row: [1/2, 1/3] -> [1, 1/2, 1/6]."""
     return list(accumulate(passes, mul, initial=Fraction(1)))
 
 
@@ -91,10 +105,10 @@ TOKEN_RULE = rule_of()
 
 
 def generation_law(target, draft, gamma, length, rule=TOKEN_RULE, eos_ids=()):
-    """Joint law of `length` tokens emitted by repeated rounds: rejections, bonus, stop tokens and all.
+    """Joint law of `length` tokens that repeated rounds emit, with all their rejections, bonus tokens and stops.
 
-    A round drafts at most the tokens still allowed less one, as the sampler does; nothing follows an id of `eos_ids`.
-    The rule is lossless iff the result equals `sequence_law(target, length)`, cut at the first stop id.
+    A round drafts one token less than may still be emitted, at most, as the sampler does. Nothing follows an id of
+    `eos_ids`. The rule is lossless iff the result equals `sequence_law(target, length)`, cut at the first of them.
 
     Examples
     --------
@@ -118,7 +132,7 @@ def generation_law(target, draft, gamma, length, rule=TOKEN_RULE, eos_ids=()):
 
 
 def cut_at(tokens, eos_ids):
-    """`tokens` up to and including the first of `eos_ids`."""
+    """`tokens` up to and including the first of `eos_ids`: (4, 2, 7) with 2 among them -> (4, 2)."""
     return next((tokens[: i + 1] for i, x in enumerate(tokens) if x in eos_ids), tokens)
 
 

@@ -36,7 +36,7 @@ def residual(target_row, draft_row):
 
 
 def step_law(target_row, draft_row):
-    """Law of the token one draft-and-verify step emits; equal to `target_row`, which is the theorem.
+    """Law of the token that one step of drafting and verifying emits. The theorem says that it equals `target_row`.
 
     Examples
     --------
@@ -51,7 +51,14 @@ def step_law(target_row, draft_row):
 
 
 def sequence_law(target, length, prefix=()):
-    """Joint law of `length` tokens drawn from the target one by one: {tuple of ids: Fraction}, without zeros."""
+    """Joint law of `length` tokens drawn from the target one by one: {tuple of ids: Fraction}, without zeros.
+
+    Examples
+    --------
+    >>> coin = lambda prefix: [Fraction(1, 4), Fraction(3, 4)]
+    >>> {tokens: str(mass) for tokens, mass in sequence_law(coin, 2).items()}
+    {(0, 0): '1/16', (0, 1): '3/16', (1, 0): '3/16', (1, 1): '9/16'}
+    """
     law = {(): Fraction(1)}
     for _ in range(length):
         law = {
@@ -78,6 +85,7 @@ def first_tokens(law, num):
 
 
 def row_of(name, model, prefix):
+    """The row that `model` gives after `prefix`, as Fractions; a ValueError where it is no distribution."""
     row = [Fraction(x) for x in model(prefix)]
     if any(x < 0 for x in row) or sum(row) != 1:
         raise ValueError(f"{name} row after {prefix} is no distribution (sum {sum(row)}): {[str(x) for x in row]}")

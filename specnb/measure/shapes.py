@@ -15,10 +15,11 @@ import pandas as pd
 import torch
 
 from specnb.measure import results
+from specnb.measure.bounded import in_time
 from specnb.measure.costs import cost_curve, floor
 from specnb.measure.unfinished import Unfinished
 from specnb.models import CausalLM, default_dtype
-from specnb.timing import gpu_state, in_time, peak_memory_bytes, reset_peak_memory
+from specnb.timing import gpu_state, peak_memory_bytes, reset_peak_memory
 
 SCHEMA, KIND = "specnb-costs/1", "costs"
 ACCEPTANCE = "not measured: the weights are random, only costs are real"

@@ -16,11 +16,12 @@ from itertools import product
 import torch
 
 from specnb.measure import results
+from specnb.measure.bounded import in_time
 from specnb.measure.unfinished import Unfinished
 from specnb.probs import Sampling
 from specnb.request import check_prompt
 from specnb.sampler import speculative
-from specnb.timing import gpu_state, in_time
+from specnb.timing import gpu_state
 
 SCHEMA = "specnb-sweep/1"
 CELL = ("drafter", "gamma", "temperature", "batch_size")

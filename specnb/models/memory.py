@@ -3,12 +3,8 @@
 It knows configs and counts bytes. It does not know devices. What a process really took is `Trace.peak_memory_bytes`.
 """
 
-import weakref
-
 import pandas as pd
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from specnb.models.cache import SLOTS_AT_ONCE, Cache
 from specnb.models.loading import first_line
@@ -139,41 +135,3 @@ def _empty_size(config):
             model = AutoModelForCausalLM.from_config(config, experts_implementation="batched_mm")
         EMPTY_SIZES[key] = model.num_parameters(), _layers_of(model)
     return EMPTY_SIZES[key]
-
-
-class LiveBytes(TorchDispatchMode):
-    """Bytes of the tensors alive that operations have made within it, for devices that do not count themselves.
-
-    Memory that an operation uses inside and gives back is not seen, nor is what was there before.
-
-    Attributes
-    ----------
-    now, peak : int
-        `peak` may be set to `now`, to begin again.
-
-    Examples
-    --------
-    >>> with LiveBytes() as live:
-    ...     kept = [torch.ones(1000) * 2]
-    >>> live.now, live.peak  # the ones were let go
-    (4000, 8000)
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.now, self.peak, self._alive = 0, 0, set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self._alive:
-                storage = tensor.untyped_storage()
-                self._alive.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
-        return made
-
-    def _gone(self, key, nbytes):
-        self._alive.discard(key)
-        self.now -= nbytes

@@ -15,7 +15,13 @@ from specnb.exact import cut_at
 
 
 def example_target(prefix):
-    """Three tokens whose law depends on the last one and on the position; after () it is that of the power table."""
+    """Three tokens whose law depends on the last token and on the position.
+
+    Examples
+    --------
+    >>> [str(x) for x in example_target(())]
+    ['1/2', '3/10', '1/5']
+    """
     rows = [[5, 3, 2], [1, 6, 3], [4, 4, 2]]
     row, turn = rows[prefix[-1]] if prefix else rows[0], len(prefix) % 2
     return [Fraction(x, 10) for x in row[turn:] + row[:turn]]
@@ -61,13 +67,13 @@ class Rogue:
 
 
 def sampler_of(rule, target, draft, gamma, length, eos_ids=()):
-    """A sampler that runs `rule` round by round: what a test is given, where `exact.generation_law` is what it tests.
+    """A sampler that runs `rule` round by round. A test is given what it draws; `exact.generation_law` is its law.
 
     Returns
     -------
     callable, (n, numpy Generator) -> (ids, num_accepted)
-        For n independent runs: ids `(n, length)`, -1 after a stop; drafts accepted in each round `(n, length)`, -1
-        where none took place. A round is one draw among the rule's outcomes after what that run has committed.
+        For n independent runs: ids `(n, length)`, -1 after a stop, and the drafts accepted in each round `(n, length)`,
+        -1 where no round took place. A round is one draw among the rule's outcomes after what that run has committed.
     """
 
     @cache

@@ -1,8 +1,8 @@
 """A gallery of wrong samplers, and of some that look wrong and are not.
 
-Each is a rule of `specnb.exact` with one part replaced, so its law can be computed to the last fraction, and it can be
-run; each names the fault it mirrors and the cheapest test that exposes it. It knows rows of fractions. It does not know
-torch. A test of exactness is worth something if it rejects the wrong ones and passes the innocents.
+Each is a rule of `specnb.exact` with one part replaced, so that its law is known to the last fraction and it can be run.
+Each names the fault that it mirrors and the cheapest test that exposes it. It knows rows of fractions. It does not know
+torch. A test of exactness is worth something if it rejects the wrong samplers and passes the innocent ones.
 """
 
 import math

@@ -38,14 +38,18 @@ def check_rows(name, probs):
         raise ValueError(f"{name} row {where} misses a sum of 1 by {off[where].item():.3g}; normalise it first")
 
 
-def check_pair(target_probs, draft_probs, shape):
-    """Refuse rows that are no distributions, and two tensors of different shapes; `shape` says which is expected."""
+def check_pair(target_probs, draft_probs):
+    """Refuse rows that are no distributions, and two tensors of different shapes."""
     check_rows("target_probs", target_probs)
     check_rows("draft_probs", draft_probs)
-    if target_probs.shape != draft_probs.shape:
+    _check_shape("target_probs", target_probs, draft_probs.shape, draft_probs)
+
+
+def _check_shape(name, values, wanted, draft_probs):
+    if tuple(values.shape) != tuple(wanted):
         raise ValueError(
-            f"target_probs {tuple(target_probs.shape)} and draft_probs {tuple(draft_probs.shape)} "
-            f"must have the same shape {shape}"
+            f"{name} has shape {tuple(values.shape)}; with draft_probs {tuple(draft_probs.shape)} it must be "
+            f"{tuple(wanted)}"
         )
 
 
@@ -53,11 +57,7 @@ def check_ids(draft_ids, draft_probs):
     """Refuse draft ids that are no integers, have the wrong shape, or lie outside the vocabulary."""
     if draft_ids.is_floating_point() or draft_ids.is_complex() or draft_ids.dtype == torch.bool:
         raise ValueError(f"draft_ids must be integers, got {draft_ids.dtype}")
-    if draft_ids.shape != draft_probs.shape[:-1]:
-        raise ValueError(
-            f"draft_ids has shape {tuple(draft_ids.shape)}, but draft_probs {tuple(draft_probs.shape)} "
-            f"asks for {tuple(draft_probs.shape[:-1])}"
-        )
+    _check_shape("draft_ids", draft_ids, draft_probs.shape[:-1], draft_probs)
     vocab = draft_probs.shape[-1]
     outside = (draft_ids < 0) | (draft_ids >= vocab)
     if outside.any():
@@ -72,14 +72,8 @@ def check_block(target_probs, draft_probs, draft_ids, uniforms):
     check_rows("draft_probs", draft_probs)
     check_ids(draft_ids, draft_probs)
     *leading, gamma, vocab = draft_probs.shape
-    for name, shape, wanted in (
-        ("target_probs", target_probs.shape, (*leading, gamma + 1, vocab)),
-        ("uniforms", uniforms.shape, (*leading, gamma + 1)),
-    ):
-        if tuple(shape) != wanted:
-            raise ValueError(
-                f"{name} has shape {tuple(shape)}; with draft_probs {tuple(draft_probs.shape)} it must be {wanted}"
-            )
+    _check_shape("target_probs", target_probs, (*leading, gamma + 1, vocab), draft_probs)
+    _check_shape("uniforms", uniforms, (*leading, gamma + 1), draft_probs)
     if not uniforms.is_floating_point():
         raise ValueError(f"uniforms must be a floating tensor, got {uniforms.dtype}")
     inside = (uniforms >= 0) & (uniforms < 1)

@@ -84,8 +84,7 @@ def row_at(probs, position):
 
 def wide(values, other):
     """`values` in the wider dtype of the two, float32 at least: bfloat16 beside float16 becomes float32."""
-    dtype = torch.promote_types(torch.promote_types(values.dtype, other.dtype), torch.float32)
-    return values.to(dtype)
+    return values.to(torch.promote_types(torch.promote_types(values.dtype, other.dtype), torch.float32))
 
 
 def sum_dtype(values):

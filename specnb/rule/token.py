@@ -37,7 +37,7 @@ def accept_probs(target_probs, draft_probs, draft_ids):
     >>> [round(accept_probs(target, draft, torch.tensor([x])).item(), 4) for x in range(3)]
     [1.0, 0.6, 0.3333]
     """
-    check_pair(target_probs, draft_probs, "(..., gamma, vocab)")
+    check_pair(target_probs, draft_probs)
     check_ids(draft_ids, draft_probs)
     target_at = at(wide(target_probs, draft_probs), draft_ids)
     draft_at = at(wide(draft_probs, target_probs), draft_ids)
@@ -67,7 +67,7 @@ def residual(target_probs, draft_probs):
     >>> residual(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.3, 0.1, 0.6]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    check_pair(target_probs, draft_probs, "(..., vocab)")
+    check_pair(target_probs, draft_probs)
     target, draft = wide(target_probs, draft_probs), wide(draft_probs, target_probs)
     excess = (target - draft).clamp(min=0)
     mass = excess.sum(-1, keepdim=True)
