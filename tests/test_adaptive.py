@@ -51,7 +51,7 @@ class DropsTheLast(EarlyStop):
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
 def test_stopping_after_a_token_that_stays_keeps_the_law(stop):
     found = battery(sampler(lambda draft: EarlyStop(draft, stop)), LAW, n=800)
-    assert found.verdict == "pass", f"{found}\n(odds of a false alarm: .001)"
+    assert found.verdict == "pass", f"{found}\n(a false alarm has probability .001)"
 
 
 def test_stopping_and_dropping_the_token_fails():
@@ -61,7 +61,7 @@ def test_stopping_and_dropping_the_token_fails():
 
 def test_the_heuristic_keeps_the_law():
     found = battery(sampler(lambda draft: Heuristic(ModelDrafter(draft), start=2), gamma=4), LAW, n=800)
-    assert found.verdict == "pass", f"{found}\n(odds of a false alarm: .001)"
+    assert found.verdict == "pass", f"{found}\n(a false alarm has probability .001)"
 
 
 def test_a_block_ends_with_the_first_token_below_the_threshold():

@@ -233,7 +233,7 @@ def test_the_expected_law_is_the_product_of_the_models_rows_and_ends_at_the_end(
 def test_the_installed_generate_passes_on_every_path(path):
     # Vocabulary 4, draft length 3: a text of 3 tokens takes one round or several, by what is rejected.
     report = audit_transformers(path, n=300, vocab=4, length=3)
-    assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed\n{report}"
+    assert report.verdict == "pass", f"n = {report.n}; a false alarm has probability .001, seed fixed\n{report}"
     assert report.versions["transformers"] and 0 < report.smallest_tv < 0.25
 
 
@@ -242,7 +242,7 @@ def test_generate_passes_with_an_end_of_sequence_and_an_engine_that_runs_past_it
     target, assistant = tiny_pair(4, eos_id=1)
     models = {"target": target, "assistant": assistant}
     report = audit_transformers("assistant", n=200, length=3, **models)
-    assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed"
+    assert report.verdict == "pass", f"n = {report.n}; a false alarm has probability .001, seed fixed"
 
     def runs_on(target, ids, **settings):
         return torch.cat([ids, torch.tensor([[1, 3, 3]])], 1)
@@ -283,7 +283,7 @@ def test_the_numbers_of_calls_these_wrappers_need_are_computed():
 
 def test_the_second_wrapper_is_invisible_in_the_first_token():
     report = audit_transformers("assistant", n=250, vocab=6, length=1, generate=right_in_round_one)
-    assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed"
+    assert report.verdict == "pass", f"n = {report.n}; a false alarm has probability .001, seed fixed"
 
 
 def test_an_engine_that_stops_short_is_an_error():
@@ -306,7 +306,7 @@ def test_the_installed_assistant_keeps_the_contract_and_a_silent_top_k_shows(top
     for model in (target, assistant):
         model.generation_config.top_k = top_k
     report = check_candidates(n=250, target=target, assistant=assistant, options={"top_k": top_k})
-    assert report.verdict == "pass", f"n = {report.n}; odds of a false alarm 1/1000, seed fixed\n{report}"
+    assert report.verdict == "pass", f"n = {report.n}; a false alarm has probability .001, seed fixed\n{report}"
     assert f"give {50 if top_k is None else 64} of 64 tokens" in report.found
 
 

@@ -27,7 +27,7 @@ def right(seed=0, **options):
 
 def test_the_right_sampler_passes_and_says_what_it_would_have_caught():
     found = battery(right(), RIGHT, n=4000, accepted_law=exact.accepted_law(*PAIR, GAMMA))
-    assert found.verdict == "pass", f"{found}\n(odds of a false alarm: .001)"
+    assert found.verdict == "pass", f"{found}\n(a false alarm has probability .001)"
     assert list(found.table.test) == [*(f"token {i}" for i in (1, 2, 3, 4)), "sequence", "accepted drafts", "next draw"]
     # By hand: noncentrality 4 n TV^2 over 3 cells, at .001 / 7 and 99 % power.
     from scipy import stats
@@ -47,7 +47,7 @@ def test_a_wrong_sampler_fails(rogue):
 @pytest.mark.parametrize("rogue", INNOCENTS, ids=lambda rogue: rogue.name)
 def test_an_innocent_passes(rogue):
     found = battery(drawn(rogue), rogue.right_law(example_target, LENGTH), n=4000)
-    assert found.verdict == "pass", f"{found}\n(odds of a false alarm: .001)"
+    assert found.verdict == "pass", f"{found}\n(a false alarm has probability .001)"
 
 
 def test_a_sampler_that_accepts_by_another_rule_fails_on_accepted_drafts_alone():
@@ -84,7 +84,7 @@ def test_rounds_of_the_right_sampler_are_independent_where_the_pair_does_not_dep
     target, draft = example_target(()), example_draft(())
     draw = sampler_of(exact.TOKEN_RULE, lambda _: target, lambda _: draft, 1, 6)
     accepted = draw(5000, np.random.default_rng(0))[1]
-    assert independence(accepted[:, 0], accepted[:, 1]).verdict == "pass", "odds of a false alarm: .001"
+    assert independence(accepted[:, 0], accepted[:, 1]).verdict == "pass", "a false alarm has probability .001"
 
 
 def test_independence_merges_rare_values_and_says_when_it_cannot_test():
@@ -108,7 +108,7 @@ def test_holm_by_hand_and_a_nan_never_passes():
 
 
 def test_the_family_level_is_kept_where_single_tests_would_alarm():
-    # 60 batteries of 6 tests at level .2, which the family keeps: 23 alarms are exceeded with odds of 5e-4.
+    # 60 batteries of 6 tests at level .2, which the family keeps: 23 alarms are exceeded with probability 5e-4.
     alarms, singles, rng = 0, 0, np.random.default_rng(3)
     draw = sampler_of(exact.TOKEN_RULE, *PAIR, GAMMA, LENGTH)
     for _ in range(60):
@@ -121,7 +121,7 @@ def test_the_family_level_is_kept_where_single_tests_would_alarm():
 
 def test_stopped_sequences_are_compared_with_what_they_are():
     law = exact.generation_law(*PAIR, GAMMA, LENGTH, eos_ids=(2,))
-    assert battery(right(eos_ids=(2,)), law, n=4000).verdict == "pass", "odds of a false alarm: .001"
+    assert battery(right(eos_ids=(2,)), law, n=4000).verdict == "pass", "a false alarm has probability .001"
     assert battery(right(), law, n=4000).verdict == "fail"  # going on after the stop
 
 

@@ -30,11 +30,13 @@ def test_the_bars_of_the_study_hold_in_the_committed_result():
 def test_rejections_agree_with_the_enumerated_power_on_a_few_seeds():
     lines = exactness.single_tests(10)
     assert len(lines) == 8
-    assert all(line["holds"] for line in lines), "eight binomial 99.9 % intervals: odds of a false alarm below .008"
+    assert all(line["holds"] for line in lines), (
+        "eight binomial 99.9 % intervals: a false alarm has probability below .008"
+    )
 
 
 def test_every_named_test_rejects_its_sampler_on_a_few_seeds():
-    assert [line["sampler"] for line in exactness.named_tests(2) if not line["holds"]] == [], "odds below 4e-4"
+    assert [line["sampler"] for line in exactness.named_tests(2) if not line["holds"]] == [], "probability below 4e-4"
 
 
 @pytest.mark.parametrize("arm", [exactness.by_verify, exactness.by_loop])
@@ -48,7 +50,7 @@ def test_the_package_s_own_samplers_give_whole_sequences_with_the_law_of_the_tar
     law = exact.sequence_law(exactness.example_target, 4)
     accepted = exact.accepted_law(*exactness.PAIR, exactness.GAMMA)
     found = battery(lambda n: draw(n, rng), law, n=600, accepted_law=accepted)
-    assert found.verdict == "pass", f"{found}\n(odds of a false alarm: .001)"
+    assert found.verdict == "pass", f"{found}\n(a false alarm has probability .001)"
 
 
 def test_a_fault_planted_in_the_rule_s_kernel_fails_the_battery(monkeypatch):

@@ -205,4 +205,4 @@ def test_a_sample_size_counts_the_cells_that_are_pooled():
     assert 0.0001 * n >= 5
     rng = np.random.default_rng(0)
     caught = sum(chi_square(rng.multinomial(n, alternative), probs).verdict == "fail" for _ in range(50))
-    assert caught >= 45, "power .99: fewer than 45 of 50 has odds below 1e-4"
+    assert caught >= 45, "power .99: fewer than 45 of 50 has probability below 1e-4"

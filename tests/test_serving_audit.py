@@ -85,7 +85,7 @@ def test_two_servers_of_one_law_pass_and_only_they_are_asked_so_often_and_so_man
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # a setting of the environment must not matter
     on, off = serve(draws(TRUE, 1)), serve(draws(TRUE, 2))
     report = audit_endpoint(on.url, off.url + "/v1/", n=200, concurrency=2, model="m", options={"top_k": 0})
-    assert report.verdict == "pass", f"n = 200 and 200; odds of a false alarm 1/1000, seed fixed\n{report}"
+    assert report.verdict == "pass", f"n = 200 and 200; a false alarm has probability .001, seed fixed\n{report}"
     assert len(on.seen) == len(off.seen) == 200 and max(on.most_busy, off.most_busy) <= 2
     path, body = on.seen[0]
     assert path == "/v1/completions" and body["temperature"] == 1 and (body["model"], body["top_k"]) == ("m", 0)
@@ -154,7 +154,7 @@ LISTS = {
 def test_servers_of_one_law_that_list_their_tokens_differently_do_not_fail(serve, name):
     on, off = serve(two_words(1, LISTS[name])), serve(two_words(2, both))
     report = audit_endpoint(on.url, off.url, n=100)
-    assert report.verdict == "pass", f"n = 100 each; odds of a false alarm 1/1000, seeds fixed\n{report}"
+    assert report.verdict == "pass", f"n = 100 each; a false alarm has probability .001, seeds fixed\n{report}"
     assert report.settings["compared"] == ("tokens" if name == "more than was asked for" else "text")
 
 

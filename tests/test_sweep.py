@@ -344,7 +344,7 @@ def test_noise_between_prompts_is_not_a_speed_up():
     """The right answer on 40 identical-arm results: at most a few may be recommended.
 
     Five arms of equal cost and one token a round; each has its own noise of 5 % a prompt. A best-of-four interval at
-    95 % errs more often than one in twenty: 40 seeds, at most 9 false recommendations (binomial .1: odds below 1 %).
+    95 % errs more often than one in twenty: 40 seeds, at most 9 false recommendations (binomial .1: below 1 %).
     """
     wrong = 0
     for seed in range(40):

@@ -1,7 +1,7 @@
 """A gallery of wrong samplers, and of some that look wrong and are not.
 
-Each is a rule of `specnb.exact` with one part replaced, so that its law is known to the last fraction and it can be run.
-Each names the fault that it mirrors and the cheapest test that exposes it. It knows rows of fractions. It does not know
+Each is a rule of `specnb.exact` with one part replaced: it can be run, and its law is known to the last fraction. Each
+names the fault that it mirrors and the cheapest test that exposes it. It knows rows of fractions. It does not know
 torch. A test of exactness is worth something if it rejects the wrong samplers and passes the innocent ones.
 """
 
