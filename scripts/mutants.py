@@ -527,6 +527,8 @@ MUTANTS = [
         "return {text for text, _ in shared} == texts[0] & texts[1]",
         "return True",
         "serving_audit",
+    ),
+    (
         "a target's scaled logits left out of the soft targets",
         "CASES 86",
         "../scripts/distill.py",
