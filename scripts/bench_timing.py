@@ -14,7 +14,7 @@ from rich.progress import track
 
 from specnb.drafters import FirstOf, PromptLookup
 from specnb.drafters.adaptive import CostAware, EarlyStop
-from specnb.measure import sweep, verdict
+from specnb.measure import summary, sweep
 from specnb.measure.compare import compare
 from specnb.measure.costs import cost_curve
 from specnb.measure.prompts import load_prompts
@@ -239,7 +239,7 @@ def predictions(once, num_prompts=14):
     target, drafter, _ = load_pair()
     result, spent = once("sweep with costs", partial(sweep_with_costs, target, drafter, num_prompts))
     spent = dict(zip((GREEDY.temperature, AT_ONE.temperature), spent, strict=True))
-    table = verdict.summary(verdict.frame(result))
+    table = summary.by_arm(summary.frame(result))
     errors = {"v measured": [], "Theorem 3.8": []}
     measured = []
     for temperature, part in table[table.gamma > 0].groupby("temperature"):
@@ -296,7 +296,7 @@ def repeated_sweeps(once, target, drafter):
     """Two runs of one sweep: does the 99.9 % interval of the difference of their best arms hold 0?"""
     drafters = {"lookup+draft": FirstOf(PromptLookup(min_ngram=2), drafter, caps=(None, 2)), "draft": drafter}
     again = partial(one_sweep, target, drafters, (1, 2, 4, 8), [0.0, 1.0], 14)
-    first, second = (verdict.frame(once(name, again)) for name in ("first sweep", "second sweep"))
+    first, second = (summary.frame(once(name, again)) for name in ("first sweep", "second sweep"))
     differences = compare(first, second, level=0.999)
     for temperature, part in differences.groupby("temperature"):
         best = part.loc[part.speedup_a.idxmax()]

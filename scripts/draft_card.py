@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specnb.measure import verdict
+from specnb.measure import summary
 
 NUM_RESAMPLES = 4000
 
@@ -15,8 +15,8 @@ def read(folder):
     """(config, lines of the training log, rows of the evaluation as a frame, the evaluation)."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     log = [json.loads(line) for line in (folder / "training.jsonl").read_text(encoding="utf-8").splitlines()]
-    result = verdict.load(folder / "evaluation.json")
-    return config, log, verdict.frame(result), result
+    result = summary.load(folder / "evaluation.json")
+    return config, log, summary.frame(result), result
 
 
 def alpha(rows):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from specnb.cli import main
-from specnb.measure import concurrency, sweep, verdict
+from specnb.measure import concurrency, summary, sweep
 from tests.test_sweep import OPTIONS, interrupt_after, make_pair, prompts  # noqa: F401 (a fixture)
 
 BATCHES = {**OPTIONS, "batches": [1, 2, 4]}
@@ -73,18 +73,19 @@ def test_throughput_is_all_tokens_over_the_time_of_the_slowest_row():
     assert found.tokens_per_sec.to_dict() == pytest.approx({(1, 0): 5.0, (1, 4): 10.0, (2, 0): 40 / 6, (2, 4): 34 / 8})
     assert found.speedup[2, 4] == pytest.approx(34 / 8 * 6 / 40) and found.speedup[1, 4] == pytest.approx(2.0)
     assert found.request_sec[2, 4] == pytest.approx(11 / 4) and found.num_batches[2, 4] == 2
-    (sentence,) = concurrency.crossover(found.reset_index())
-    assert sentence == "greedy, d, best length of each batch size: faster at batch 1; slower at batch 2."
+    assert found.low[1, 4] == found.high[1, 4] == pytest.approx(2.0) and found.high[2, 4] > 1.05
+    (sentence,) = concurrency.crossover(concurrency.answers(fixed(plain + fast + late)))
+    assert sentence == "greedy, best draft of each batch size: deploy at batch 1; cannot tell at batch 2."
 
 
 def test_a_verdict_speaks_of_one_batch_size_only(result):
-    assert set(verdict.frame(result).batch_size) == {1} and set(verdict.frame(result, 4).batch_size) == {4}
+    assert set(summary.frame(result).batch_size) == {1} and set(summary.frame(result, 4).batch_size) == {4}
     with pytest.raises(ValueError, match="no finished generation of batch size 8"):
-        verdict.frame(result, 8)
+        summary.frame(result, 8)
 
 
 def test_report_shows_all_batch_sizes_and_draws_them(result, tmp_path, capsys):
     assert main(["report", str(tmp_path / "r.json"), "--figure", str(tmp_path / "r.png")]) == 0
     shown = capsys.readouterr().out
-    assert "tokens_per_sec" in shown and "best length of each batch size" in shown
+    assert "tokens_per_sec" in shown and "best draft of each batch size" in shown
     assert (tmp_path / "r.png").stat().st_size > 10_000

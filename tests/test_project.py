@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("sweep", "costs")
 RESULTS = [path for kind in KINDS for path in sorted((ROOT / "data").glob(f"{kind}-*.json"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-CONDA_NAMES = {"pytorch": "torch"}
+CONDA_NAMES = {"python-fastjsonschema": "fastjsonschema", "pytorch": "torch"}
 
 
 def project_requirements():

@@ -4,16 +4,14 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from specnb import sampler, theory
+from specnb import sampler
 from specnb.cli import main
 from specnb.drafters import ModelDrafter, PromptLookup
-from specnb.measure import sweep, verdict
-from specnb.measure.compare import compare
+from specnb.measure import concurrency, plan, summary, sweep
 from specnb.measure.prompts import load_prompts
 from specnb.measure.unfinished import Unfinished
 from specnb.models import CausalLM
@@ -53,7 +51,7 @@ def test_a_file_says_how_it_came_to_be(tmp_path, prompts):
     ]  # fmt: skip
     row = result["rows"][5]
     assert list(row) == [
-        "drafter", "gamma", "temperature", "batch_size", "prompt_id", "repeat", "order", "seed", "status",
+        "drafter", "gamma", "temperature", "batch_size", "phase", "prompt_id", "repeat", "order", "seed", "status",
         "stop_reason", "num_tokens", "repeated_4gram_percent", "ttft_sec", "decode_sec", "draft_sec", "verify_sec",
         "other_sec", "peak_memory_bytes", "rounds",
     ]  # fmt: skip
@@ -65,10 +63,10 @@ def test_a_file_says_how_it_came_to_be(tmp_path, prompts):
 
 
 def test_cells_rotate_from_prompt_to_prompt(prompts):
-    cells = sweep._cells(["lookup"], [0, 1, 2], [0.0], [1])
-    plan = sweep._plan(cells, prompts, repeats=3, seed=0)
-    firsts = [step["gamma"] for step in plan[:: len(cells)]]
-    assert firsts[:4] == [0, 1, 2, 0] and [step["order"] for step in plan] == list(range(len(plan)))
+    cells = plan.cells_of(["lookup"], [0, 1, 2], [0.0], [1])
+    steps = plan.ordered(cells, prompts, repeats=3, seed=0)
+    firsts = [step["gamma"] for step in steps[:: len(cells)]]
+    assert firsts[:4] == [0, 1, 2, 0] and [step["order"] for step in steps] == list(range(len(steps)))
 
 
 def test_reversed_gammas_draft_the_same(tmp_path, prompts):
@@ -214,7 +212,7 @@ def test_a_cell_that_runs_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path,
     result = sweep.run(target, {"small": drafters["small"]}, prompts, out=tmp_path / "r.json", **OPTIONS)
     status = pd.DataFrame(result["rows"]).groupby("gamma").status.unique()
     assert status[3].tolist() == ["out of memory"] and status[0].tolist() == status[1].tolist() == ["ok"]
-    assert set(verdict.frame(result).gamma) == {0, 1}
+    assert set(summary.frame(result).gamma) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -288,170 +286,60 @@ def test_every_cell_is_warmed_up_before_the_first_row(tmp_path, prompts):
     assert sizes_at_first_row[0] >= {1, 2, 4}
 
 
-# --- verdicts, on simulated results: every number below is made up to have a known answer ---
-
-
-def simulated(alpha, round_sec, num_prompts=20, gammas=range(5), tokens=400, prefill_sec=0.0, spread=0.0, seed=0):
-    """A result whose drafts are accepted independently with `alpha` and whose rounds cost `round_sec(gamma)`."""
-    rng, rows = np.random.default_rng(seed), []
-    for prompt in range(num_prompts):
-        factor = np.exp(spread * rng.normal())
-        for gamma in gammas:
-            rounds = []
-            while sum(r[2] for r in rounds) < tokens:
-                accepted = int(np.argmin(np.append(rng.random(gamma) < alpha, False)))
-                rounds.append([gamma, accepted, accepted + 1])
-            sec = factor * round_sec(gamma)
-            rows.append(
-                {
-                    "drafter": "sim" if gamma else None, "gamma": gamma, "temperature": 0.0, "prompt_id": f"p{prompt}",
-                    "repeat": 0, "order": len(rows), "status": "ok", "stop_reason": "eos",
-                    "num_tokens": sum(r[2] for r in rounds),
-                    "repeated_4gram_percent": 0.0, "ttft_sec": prefill_sec + sec, "decode_sec": sec * (len(rounds) - 1),
-                    "draft_sec": 0.0, "verify_sec": prefill_sec + sec * len(rounds), "other_sec": 0.0, "rounds": rounds,
-                }
-            )  # fmt: skip
-    prompts = {f"p{i}": {"kind": "k", "weight": 1.0, "num_prompt_tokens": 5} for i in range(num_prompts)}
-    return {"schema": sweep.SCHEMA, "settings": {"prompts": prompts}, "rows": rows}
-
-
-def test_the_summary_agrees_with_the_closed_form():
-    table = verdict.summary(verdict.frame(simulated(0.7, lambda gamma: 1 + 0.1 * gamma, prefill_sec=30)))
-    for _, arm in table.iterrows():
-        assert arm.tokens_per_round == pytest.approx(theory.tokens_per_round(0.7, arm.gamma), rel=0.03)
-        assert arm.round_cost == pytest.approx(1 + 0.1 * arm.gamma)
-        if arm.gamma:
-            assert arm.alpha_hat == pytest.approx(0.7, abs=0.02)
-            assert arm.break_even_fraction == pytest.approx(0.1)
-    predictions = verdict.predicted(table)
-    assert np.allclose(predictions, table.speedup, rtol=0.03)
-    assert table.speedup.max() < theory.speedup(0.7, 4, 0.1) - 0.05  # the prefill dilutes it
-
-
-def test_a_pair_that_pays_is_recommended_with_its_best_gamma():
-    (decision,) = verdict.decide(verdict.frame(simulated(0.8, lambda g: 1 + 0.1 * g + 0.5 * max(g - 2, 0))))
-    assert decision.deploy and decision.best.gamma == 2 and decision.best.low > 1
-    assert "gamma 2 with sim is" in str(decision) and "n = 20 prompts" in str(decision)
-    assert "plain decoding" not in decision.tied
-
-
-def test_a_pair_that_does_not_pay_is_not():
-    (decision,) = verdict.decide(verdict.frame(simulated(0.2, lambda g: 1 + 0.5 * g)))
-    assert not decision.deploy and str(decision).startswith("greedy: do not deploy here; at best, gamma 1 with sim")
-
-
-def test_noise_between_prompts_is_not_a_speed_up():
-    """The right answer on 40 identical-arm results: at most a few may be recommended.
-
-    Five arms of equal cost and one token a round; each has its own noise of 5 % a prompt. A best-of-four interval at
-    95 % errs more often than one in twenty: 40 seeds, at most 9 false recommendations (binomial .1: below 1 %).
-    """
-    wrong = 0
-    for seed in range(40):
-        result = simulated(0.0, lambda g: 1.0, tokens=20, seed=seed)
-        rng = np.random.default_rng(seed + 1000)
-        for row in result["rows"]:
-            row["decode_sec"] *= np.exp(0.05 * rng.normal())
-        (decision,) = verdict.decide(verdict.frame(result))
-        wrong += decision.deploy
-    assert wrong <= 9, wrong
-
-
-def test_arms_that_cannot_be_told_apart_are_named():
-    """Gamma 2 and 3 cost what they yield to half a percent; gamma 1 and 4 are far behind."""
-    price = {0: 1.0, 1: 3.0, 2: 1.2, 3: 1.2 * theory.tokens_per_round(0.7, 3) / theory.tokens_per_round(0.7, 2), 4: 9.0}
-    (decision,) = verdict.decide(verdict.frame(simulated(0.7, price.get, tokens=100)))
-    other = 5 - decision.best.gamma
-    assert decision.tied == [f"gamma {other} with sim"]
-    assert f"It cannot be told from gamma {other} with sim" in str(decision)
-
-
-def test_rows_that_loop_are_set_aside_and_the_verdict_printed_without_them():
-    result = simulated(0.8, lambda g: 1 + 0.1 * g)
-    for row in result["rows"][:25]:
-        row["repeated_4gram_percent"] = 60.0
-    text = verdict.report(verdict.frame(result))
-    assert "Without the 25 of 100 rows with more than 20 % repeated 4-grams" in text
-    assert text.count("n = 20 prompts") == text.count("n = 15 prompts") == 1
-
-
-def test_a_prompt_missing_in_one_arm_is_left_out_of_both_sides():
-    result = simulated(0.0, lambda g: 1.0, num_prompts=12, gammas=[0, 1])
-    for row in result["rows"]:
-        slow = row["prompt_id"] in ("p0", "p1")
-        row["decode_sec"] *= 10 if slow else 1
-        row["status"] = "out of memory" if slow and row["gamma"] else "ok"
-    table = verdict.summary(verdict.frame(result))
-    assert table[table.gamma == 1].iloc[0][["low", "speedup", "high"]].tolist() == pytest.approx([1, 1, 1])
-
-
-def test_one_prompt_is_never_enough_to_deploy():
-    (decision,) = verdict.decide(verdict.frame(simulated(0.8, lambda g: 1 + 0.1 * g, num_prompts=1)))
-    assert not decision.deploy and "rough" in str(decision)
-
-
-def test_a_heavier_prompt_counts_for_more():
-    result = simulated(0.0, lambda g: 1.0 + g, num_prompts=2, gammas=[0, 1])
-    for row in result["rows"]:
-        row["decode_sec"] *= 5 if (row["prompt_id"], row["gamma"]) == ("p1", 1) else 1
-    result["settings"]["prompts"]["p0"]["weight"] = 1e6
-    table = verdict.summary(verdict.frame(result))
-    assert table[table.gamma == 1].iloc[0].speedup == pytest.approx(0.5, rel=1e-3)
-
-
-def test_generations_of_a_single_round_have_no_round_cost_and_break_nothing():
-    result = simulated(0.8, lambda g: 1.0, tokens=1, gammas=[0, 2])
-    table = verdict.summary(verdict.frame(result))
-    assert table.round_cost.isna().all() and verdict.predicted(table)[table.gamma == 2].isna().all()
-    assert "greedy" in verdict.report(verdict.frame(result))
-
-
-def test_a_temperature_without_drafts_has_no_verdict():
-    assert verdict.decide(verdict.frame(simulated(0.8, lambda g: 1.0, gammas=[0]))) == []
-
-
-def test_the_last_token_s_plain_round_is_not_a_failed_draft():
-    """Draft equal to target: six tokens as 5 + 1; the last round had no room to draft and says nothing of alpha."""
-    result = simulated(1.0, lambda g: 1.0, gammas=[0, 4], tokens=5)
-    for row in result["rows"]:
-        if row["gamma"]:
-            row.update(stop_reason="length", rounds=[[4, 4, 5], [0, 0, 1]], num_tokens=6)
-    assert verdict.frame(result).query("gamma == 4").num_undrafted.sum() == 0
-
-
-def test_two_results_that_differ_by_noise_are_the_same_and_a_faster_draft_is_not():
-    slow, again, fast = (
-        verdict.frame(simulated(alpha, lambda g: 1 + 0.1 * g, spread=0.3, seed=seed))
-        for alpha, seed in ((0.6, 1), (0.6, 2), (0.8, 3))
-    )
-    table = compare(slow, again, level=0.999)
-    assert list(table.gamma) == [1, 2, 3, 4] and not table.differs.any(), (
-        "four 99.9 % intervals: false alarm below .004"
-    )
-    table = compare(slow, fast)
-    assert table.differs.all() and (table.low > 0).all()
-    wanted = theory.speedup(0.8, 3, 0.1) - theory.speedup(0.6, 3, 0.1)
-    assert table.difference[2] == pytest.approx(wanted, abs=0.06)
-    assert (compare(slow, slow)[["difference", "low", "high"]] == 0).all(axis=None)
-
-
-def test_other_prompts_are_resampled_on_their_own():
-    few, many = (verdict.frame(simulated(0.6, lambda g: 1.0, num_prompts=n, seed=n)) for n in (8, 20))
-    assert not compare(few, many, level=0.999).differs.any()
-    with pytest.raises(ValueError, match="share no temperature, drafter and gamma"):
-        compare(few, many.assign(drafter="other").where(many.gamma > 0, many))
-
-
-def test_what_is_no_result_is_refused(tmp_path):
-    path = tmp_path / "x.json"
-    for text in ("{", "[]", '{"schema": "other/1"}'):
-        path.write_text(text)
-        with pytest.raises(ValueError, match="not a result of `specnb sweep`"):
-            verdict.load(path)
-    with pytest.raises(ValueError, match="no finished generation"):
-        verdict.frame({**simulated(0.5, lambda g: 1.0), "rows": []})
-
-
 def test_token_ids_of_prompts_are_in_range(prompts):
     target, _ = make_pair()
     assert all(0 <= token < VOCAB for p in prompts for token in p.encode(target.tokenizer))
+
+
+# --- the chosen arm, measured again on prompts that did not choose it ---
+
+
+def chosen_of(result):
+    return {(0.0 if at == 0 else 1.0): arm for (_, at), arm in concurrency.chosen(result).items()}
+
+
+def test_the_chosen_arm_is_measured_again_on_prompts_that_did_not_choose_it(tmp_path, prompts):
+    result = sweep.run(*make_pair(), prompts[:2], confirm=prompts[2:], out=tmp_path / "r.json", **OPTIONS)
+    rows = pd.DataFrame(result["rows"])
+    assert rows.groupby("phase").prompt_id.unique().map(list).to_dict() == {
+        "choose": ["p0", "p1"],
+        "confirm": ["p2", "p3"],
+    }
+    again = rows[rows.phase == "confirm"]
+    for temperature, part in again.groupby("temperature"):
+        arms = set(part[["drafter", "gamma"]].fillna("-").itertuples(index=False, name=None))
+        assert arms == {("-", 0), chosen_of(result)[temperature]} and len(part) == 2 * 2
+    assert list(rows.order) == list(range(len(rows))) and result["settings"]["confirm"] == ["p2", "p3"]
+    with pytest.raises(ValueError, match="must not be among those that choose"):
+        sweep.run(*make_pair(), prompts, confirm=prompts[:1], out=tmp_path / "s.json", **OPTIONS)
+
+
+def test_a_sweep_killed_while_it_confirms_loses_nothing_and_goes_on_with_its_choice(tmp_path, prompts, monkeypatch):
+    out = tmp_path / "r.json"
+    interrupt_after(monkeypatch, 2 * 2 * 5 + 3)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(*make_pair(), prompts[:2], confirm=prompts[2:], out=out, **OPTIONS)
+    kept = [json.loads(line) for line in out.with_name("r.json.partial").read_text().splitlines()[1:]]
+    monkeypatch.undo()
+    result = sweep.run(*make_pair(), prompts[:2], confirm=prompts[2:], out=out, **OPTIONS)
+    assert len(kept) == 23 and all(
+        row in result["rows"] for entry in kept for row in ([entry] if isinstance(entry, dict) else entry)
+    )
+    assert len(result["rows"]) == 2 * 2 * 5 + 2 * 2 * 2
+    assert not pd.DataFrame(result["rows"]).duplicated(KEYS).any()
+
+
+def test_batches_are_confirmed_where_the_prompts_fill_one(tmp_path, prompts):
+    options = {**OPTIONS, "batches": [1, 2]}
+    rows = pd.DataFrame(
+        sweep.run(*make_pair(), prompts[:2], confirm=prompts[2:], out=tmp_path / "r.json", **options)["rows"]
+    )
+    again = rows[rows.phase == "confirm"]
+    assert again.groupby("batch_size").size().to_dict() == {1: 2 * 2 * 2, 2: 2 * 2 * 2}
+
+
+def test_where_nothing_can_be_chosen_nothing_is_confirmed_and_the_prompts_are_named(tmp_path, prompts):
+    options = {**OPTIONS, "gammas": [0]}
+    result = sweep.run(*make_pair(), prompts[:2], confirm=prompts[2:], out=tmp_path / "r.json", **options)
+    assert {row["phase"] for row in result["rows"]} == {"choose"}
+    assert result["settings"]["prompts_left_out"] == ["p2", "p3"]

@@ -43,6 +43,10 @@ KeyEnv = Annotated[
 ]
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines.", show_default="the project's prompts")]
 Replace = Annotated[bool, typer.Option("--replace", help="Replace what is in the file that --out names.")]
+Worth = Annotated[
+    float,
+    typer.Option(min=1, help='The least speed-up worth deploying for; "do not deploy" says that no draft reaches it.'),
+]
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,9 @@ def sweep_table(summary):
     """The summary as aligned text; break-even is the accepted/drafted at which a round has paid for its extra time."""
     phases = summary[["draft_sec_per_round", "verify_sec_per_round", "other_sec_per_round"]] * 1000
     shown = summary.assign(
-        interval=[f"{low:.2f}-{high:.2f}" for low, high in zip(summary.low, summary.high, strict=True)],
+        interval=[
+            f"{low:.2f}-{high:.2f}" if low == low else "-" for low, high in zip(summary.low, summary.high, strict=True)
+        ],
         ms_per_token=(1000 * summary.sec_per_token).map("{:.1f}".format),
         phases_ms=[" + ".join(f"{ms:.1f}" for ms in row) for row in phases.to_numpy()],
     )

@@ -1,4 +1,4 @@
-"""The command `specnb sweep`: measure over a grid, then print table and verdict and draw the figure.
+"""The command `specnb sweep`: measure over a grid, then print table and answers and draw the figure.
 
 It finds out what is meant and where it goes, and refuses what cannot work. The measuring is `specnb.measure.sweep`.
 """
@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from specnb.cli import parts
-from specnb.cli.parts import PAIR, SHIPPED_DRAFT, Device, Draft, Dtype, Pair, Prompts, Target, whole_number_list
+from specnb.cli.parts import PAIR, SHIPPED_DRAFT, Device, Draft, Dtype, Pair, Prompts, Target, Worth, whole_number_list
 from specnb.cli.report import show_costs, show_sweep
 
+DEFAULT_PROMPTS = 14  # Of the project's, to choose a draft; as many again to confirm the choice.
 SUITE_SECONDS, COSTS_SHARE = 450, 0.6  # Half a minute of the eight is for loading and drawing.
 
 
@@ -37,10 +38,18 @@ def sweep(
         int | None,
         typer.Option(min=1, help="Only the first so many prompts.", show_default="14 of the project's, all of a FILE"),
     ] = None,
+    confirm: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="So many prompts are held back from choosing; the chosen draft is measured on them again.",
+            show_default="14 of the project's, every third of a FILE of 9 or more",
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="At most so many tokens an answer.", show_default="24 for the project's, else as FILE says"
+            min=1, help="At most so many tokens an answer.", show_default="20 for the project's, else as FILE says"
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1)] = 1,
@@ -74,6 +83,7 @@ def sweep(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace a finished result, once the new one is complete.")
     ] = False,
+    worth: Worth = 1.05,
     restart: Annotated[
         bool, typer.Option("--restart", help="Throw an unfinished sweep away instead of resuming it.")
     ] = False,
@@ -88,7 +98,8 @@ def sweep(
     from specnb.models import available_device
 
     own = prompts is not None
-    loaded = load_prompts(prompts, limit or (None if own else 14))
+    loaded = load_prompts(prompts, limit if own else None)
+    choosing, confirming = _shared_out(loaded, confirm, None if own else limit or DEFAULT_PROMPTS)
     where = available_device(None if device == "auto" else device)
     out = out or _default_out(target, draft, where, batches)
     figure, costs = figure or _figure_of(out), out.with_name("costs-gpu.json")
@@ -109,12 +120,13 @@ def sweep(
         result = run(
             model,
             drafters,
-            loaded,
+            choosing,
+            confirm=confirming,
             out=out,
             gammas=gammas,
             temperatures=temperatures,
             batches=batches,
-            max_new_tokens=max_new_tokens or (None if own else 24),
+            max_new_tokens=max_new_tokens or (None if own else 20),
             repeats=repeats,
             seed=seed,
             track=lambda steps: track(steps, description="measuring", update_period=1),
@@ -125,8 +137,34 @@ def sweep(
     except KeyboardInterrupt:
         print("\nspecnb: what was measured is kept; the same command resumes", file=sys.stderr)
         raise
-    show_sweep(result, out, figure)
+    show_sweep(result, out, figure, worth)
     print("\nwritten:", out, figure)
+
+
+def _shared_out(prompts, confirm, choosing):
+    """The prompts that choose a draft and those that confirm the choice.
+
+    Of the project's prompts `choosing` choose and those after them confirm; of a file's own the last ones confirm, or
+    every third where nothing is said, so that both shares hold every kind.
+
+    Examples
+    --------
+    >>> _shared_out(list("abcdefghi"), None, None)
+    (['a', 'b', 'd', 'e', 'g', 'h'], ['c', 'f', 'i'])
+    >>> _shared_out(list("abcdefghi"), 2, None)
+    (['a', 'b', 'c', 'd', 'e', 'f', 'g'], ['h', 'i'])
+    >>> _shared_out(list("abcdefghi"), None, 4)
+    (['a', 'b', 'c', 'd'], ['e', 'f', 'g', 'h', 'i'])
+    """
+    if choosing is None and confirm is None:
+        few = len(prompts) < 9
+        return (prompts, []) if few else ([p for i, p in enumerate(prompts) if i % 3 < 2], prompts[2::3])
+    choosing = len(prompts) - confirm if choosing is None else choosing
+    if choosing < 1 or (confirm or 0) > max(len(prompts) - choosing, 0):
+        raise ValueError(
+            f"{len(prompts)} prompts are too few to hold back {confirm}; give a smaller --confirm or --limit"
+        )
+    return prompts[:choosing], prompts[choosing:][: DEFAULT_PROMPTS if confirm is None else confirm]
 
 
 def _default_out(target, draft, device, batches):

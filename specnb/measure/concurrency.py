@@ -1,11 +1,14 @@
 """Sweeps over batch sizes: when one request's speed-up stops being the server's.
 
-It knows result files and `specnb.measure.verdict`, which it asks about each batch size alone. It does not know models.
+It knows result files, and asks `specnb.measure.summary` and `specnb.measure.answer` about each batch size alone. It
+does not know models.
 """
 
 import pandas as pd
 
-from specnb.measure import verdict
+from specnb.measure import summary
+from specnb.measure.answer import WORTH, Answer, choices, decide
+from specnb.measure.summary import at
 
 SUMMED = ["num_tokens", "num_drafted", "num_accepted", "num_tested"]
 SHARED = ["temperature", "drafter", "gamma", "batch_size", "first_prompt_id", "repeat"]
@@ -16,14 +19,20 @@ def batches_of(result):
     return sorted({row.get("batch_size", 1) for row in result["rows"]})
 
 
-def frame(result, batch_size):
-    """`verdict.frame` of one batch size, a line a batch: tokens of all its rows over the time until the last ended.
+def finished(result):
+    """Those of them of which anything finished."""
+    rows = [row for row in result["rows"] if row["status"] == "ok" and row.get("phase", "choose") == "choose"]
+    return sorted({row.get("batch_size", 1) for row in rows})
 
-    So `sec_per_token` is the inverse of throughput, and bootstraps resample batches. Seconds and rounds are those of
+
+def frame(result, batch_size, phase="choose"):
+    """`summary.frame` of one batch size, a line a batch: tokens of all its rows over the time until the last ended.
+
+    So `sec_per_token` is the inverse of throughput, and intervals are over batches. Seconds and rounds are those of
     the row that ended last, tokens and drafts those of all rows.
     """
-    rows = verdict.frame(result, batch_size)
-    if batch_size == 1:
+    rows = summary.frame(result, batch_size, phase)
+    if batch_size == 1 or not len(rows):
         return rows
     lines = []
     for _, batch in rows.groupby(SHARED, sort=False):
@@ -46,10 +55,10 @@ def batch_table(result):
         size 1.
     """
     lines = []
-    for batch_size in batches_of(result):
-        arms = verdict.summary(frame(result, batch_size))
+    for batch_size in finished(result):
+        arms = summary.by_arm(frame(result, batch_size))
         keys = ["temperature", "drafter", "gamma"]
-        request_sec = verdict.frame(result, batch_size).groupby(keys).total_sec.mean().rename("request_sec")
+        request_sec = summary.frame(result, batch_size).groupby(keys).total_sec.mean().rename("request_sec")
         arms = arms.join(request_sec, on=keys).assign(batch_size=batch_size, tokens_per_sec=1 / arms.sec_per_token)
         lines.append(arms)
     shown = ["batch_size", *keys, "tokens_per_sec", "speedup", "low", "high", "request_sec", "round_cost"]
@@ -58,21 +67,54 @@ def batch_table(result):
     )
 
 
-def crossover(found):
-    """A sentence for each temperature and drafter of `batch_table`: up to which batch size drafting beats plain steps.
+def answers(result, worth=WORTH):
+    """One `Answer` for each batch size and temperature, "cannot tell" for those at which nothing finished."""
+    decided = {}
+    for batch_size in finished(result):
+        phases = (frame(result, batch_size, phase) for phase in ("choose", "confirm"))
+        for answer in decide(*phases, worth=worth):
+            decided[batch_size, answer.temperature] = answer
+    measured = sorted({(row.get("batch_size", 1), float(row["temperature"])) for row in result["rows"]})
+    nothing = {"note": "nothing finished there", "worth": worth}
+    return [decided.get(cell) or Answer(cell[1], "cannot tell", cell[0], **nothing) for cell in measured]
 
-    Every batch size is asked on its own for its best draft length, by the 95 % interval.
+
+def chosen(result):
+    """{(batch size, temperature): (drafter, gamma)} of highest speed-up, where there is one."""
+    found = {batch_size: choices(frame(result, batch_size)) for batch_size in finished(result)}
+    return {(size, temperature): arm for size, arms in found.items() for temperature, arm in arms.items()}
+
+
+def crossover(decided):
+    """For each temperature among `answers`, a sentence: up to which batch size drafting pays.
+
+    Every batch size is asked on its own for its best draft, and judged for having chosen it.
     """
     sentences = []
-    for (temperature, drafter), part in found[found.gamma > 0].groupby(["temperature", "drafter"]):
-        best = part.loc[part.groupby("batch_size").speedup.idxmax()].sort_values("batch_size")
-        pays, slower = (list(best.batch_size[mask]) for mask in (best.low > 1, best.high < 1))
-        unclear = [size for size in best.batch_size if size not in pays + slower]
-        where = [
-            f"{what} at batch {', '.join(map(str, sizes))}"
-            for what, sizes in (("faster", pays), ("not clearly either", unclear), ("slower", slower))
-            if sizes
-        ]
-        at = "greedy" if temperature == 0 else f"T={temperature:g}"
-        sentences.append(f"{at}, {drafter}, best length of each batch size: {'; '.join(where)}.")
+    for temperature in sorted({answer.temperature for answer in decided}):
+        sizes = {}
+        for answer in decided:
+            if answer.temperature == temperature:
+                sizes.setdefault(answer.answer, []).append(str(answer.batch_size))
+        where = [f"{what} at batch {', '.join(found)}" for what, found in sizes.items()]
+        sentences.append(f"{at(temperature)}, best draft of each batch size: {'; '.join(where)}.")
     return sentences
+
+
+def holes(result):
+    """Sentences that name what has no result: the largest parts of the grid in which nothing finished."""
+    rows = [
+        {**row, "batch": f"batch {row.get('batch_size', 1)}", "temperature": at(row["temperature"])}
+        | {"drafter": row["drafter"] or "plain decoding", "gamma": f"gamma {row['gamma']}"}
+        for row in result["rows"]
+    ]
+    return list(_holes(pd.DataFrame(rows), ["batch", "temperature", "drafter", "gamma"], []))
+
+
+def _holes(rows, keys, where):
+    if not (rows.status == "ok").any():
+        yield f"{', '.join(where) or 'everywhere'}: none of {len(rows)} rows finished; the first: {rows.status.iloc[0]}"
+    elif keys:
+        for value, part in rows.groupby(keys[0], sort=False):
+            several = rows[keys[0]].nunique() > 1
+            yield from _holes(part, keys[1:], [*where, value] if several else where)

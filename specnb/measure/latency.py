@@ -1,6 +1,6 @@
 """How long requests take: quantiles, where there are enough requests to speak of them.
 
-It knows frames of `specnb.measure.verdict`. A mean hides what Chen et al. 2023 (arXiv 2302.01318) warn of: longer
+It knows frames of `specnb.measure.summary`. A mean hides what Chen et al. 2023 (arXiv 2302.01318) warn of: longer
 drafts make the latency of single requests vary more.
 """
 

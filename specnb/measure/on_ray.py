@@ -10,7 +10,7 @@ import uuid
 from contextlib import contextmanager
 from functools import cache
 
-from specnb.measure import sweep
+from specnb.measure import plan, sweep
 from specnb.measure.unfinished import machine_of
 from specnb.timing import environment
 
@@ -55,13 +55,13 @@ class OnRay:
         machines = [found[kind] for kind in self._machines]
         return {**machines[0], "machines": machines}
 
-    def __call__(self, target, drafters, plan, encoded, budgets, track):
+    def __call__(self, target, drafters, steps, encoded, budgets, track):
         cells = {}
-        for step in plan:
-            cells.setdefault(sweep.cell_of(step), []).append(step)
+        for step in steps:
+            cells.setdefault(plan.cell_of(step), []).append(step)
         with self._connected():
             task = self._ray.remote(**self._options)(_cell)
-            pending = [task.remote(self._token, self._load, steps, encoded, budgets) for steps in cells.values()]
+            pending = [task.remote(self._token, self._load, cell, encoded, budgets) for cell in cells.values()]
             for _ in track(list(pending)):
                 (finished,), pending = self._ray.wait(pending)
                 machine, measured = self._ray.get(finished)

@@ -7,6 +7,8 @@ which colour-blind eyes tell apart; each line also has its own marker.
 import textwrap
 from typing import NamedTuple
 
+from specnb.measure.summary import at
+
 COLOURS = {
     "target": "#0072B2",
     "draft": "#E69F00",
@@ -63,7 +65,7 @@ def draw_sweep(table, predictions, title):
 
     temperatures = sorted(table[table.gamma > 0].temperature.unique())
     panels = len(temperatures) + 2
-    columns = 2 if panels == 4 else 3
+    columns = 2 if panels in (2, 4) else 3
     lines = -(-panels // columns)
     figure = Figure(figsize=(5.2 * columns, 0.4 + 3.8 * lines), layout="constrained", facecolor="white")
     axes = figure.subplots(lines, columns, squeeze=False).flatten()
@@ -73,12 +75,15 @@ def draw_sweep(table, predictions, title):
     for temperature, ax in zip(temperatures, first, strict=True):
         part = table[table.temperature == temperature]
         speedup(part, ax, predictions[part.index])
-        ax.set_title(_at(temperature), fontsize=10)
+        ax.set_title(at(temperature), fontsize=10)
     tokens_per_round(table, middle)
     # Phases differ little between temperatures: one series is shown, that whose drafts take longest.
-    shown = max(_series(table), key=lambda series: series.arms.draft_sec_per_round.max())
-    phases(shown.arms, right)
-    right.set_title(f"{shown.drafter}, {_at(shown.temperature)}", fontsize=10)
+    shown = max(_series(table), key=lambda series: series.arms.draft_sec_per_round.max(), default=None)
+    if shown is None:  # Nothing was drafted, or nothing that was finished.
+        phases(table[table.temperature == table.temperature.min()], right)
+    else:
+        phases(shown.arms, right)
+        right.set_title(f"{shown.drafter}, {at(shown.temperature)}", fontsize=10)
     figure.suptitle(textwrap.fill(title, 30 * panels), fontsize=10)
     return figure
 
@@ -129,11 +134,11 @@ def draw_batches(table, title):
         figure.subplots(len(temperatures), 2, squeeze=False), temperatures, strict=True
     ):
         part = table[table.temperature == temperature]
-        plain = part[part.gamma == 0].sort_values("batch_size")
+        plain, sizes = part[part.gamma == 0].sort_values("batch_size"), sorted(part.batch_size.unique())
         left.plot(plain.batch_size, plain.tokens_per_sec, color=COLOURS["plain"], marker="o", label="plain decoding")
         right.axhline(1, color=COLOURS["plain"], linewidth=1, linestyle=":")
         ends = part[(part.gamma > 0) & part.batch_size.isin([part.batch_size.min(), part.batch_size.max()])]
-        best = ends.loc[ends.groupby(["drafter", "batch_size"]).speedup.idxmax(), ["drafter", "gamma"]]
+        best = ends.loc[ends.groupby(["drafter", "batch_size"]).tokens_per_sec.idxmax(), ["drafter", "gamma"]]
         for index, (drafter, gamma) in enumerate(best.drop_duplicates().itertuples(index=False)):
             arms = part[(part.drafter == drafter) & (part.gamma == gamma)].sort_values("batch_size")
             style = {"color": SERIES_COLOURS[index % len(SERIES_COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
@@ -142,10 +147,11 @@ def draw_batches(table, title):
             right.errorbar(arms.batch_size, arms.speedup, yerr=bars, capsize=3, label=f"{drafter}, {gamma:g}", **style)
         for ax, ylabel in ((left, "tokens per second, all rows"), (right, "speed-up over plain, same batch size")):
             _finish(ax, ylabel)
+            ax.set_xlim(sizes[0] / 1.2, 1.2 * sizes[-1])
             ax.set_xscale("log", base=2)
-            ax.set_xticks(plain.batch_size, [f"{size:g}" for size in plain.batch_size])
+            ax.set_xticks(sizes, [f"{size:g}" for size in sizes])
             ax.set_xlabel("batch size (requests at once)")
-            ax.set_title(_at(temperature), fontsize=10)
+            ax.set_title(at(temperature), fontsize=10)
     figure.suptitle(textwrap.fill(title, 100), fontsize=10)
     return figure
 
@@ -168,13 +174,9 @@ def _series(table):
             "marker": MARKERS[(len(temperatures) * colour + which) % len(MARKERS)],
             "linestyle": "-:"[which % 2],
         }
-        name = drafter if len(temperatures) == 1 else f"{drafter}, {_at(temperature)}"
+        name = drafter if len(temperatures) == 1 else f"{drafter}, {at(temperature)}"
         arms = table[(table.temperature == temperature) & ((table.drafter == drafter) | (table.gamma == 0))]
         yield _Series(temperature, drafter, name, style, arms.sort_values("gamma"))
-
-
-def _at(temperature):
-    return "greedy" if temperature == 0 else f"T={temperature:g}"
 
 
 def _finish(ax, ylabel):
@@ -183,5 +185,6 @@ def _finish(ax, ylabel):
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.spines[["top", "right"]].set_visible(False)
     ax.set_ylim(top=ax.get_ylim()[1] + 0.3 * (ax.get_ylim()[1] - ax.get_ylim()[0]))  # room for the legend
-    ax.legend(frameon=False, fontsize=7, loc="upper left", ncols=2)
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(frameon=False, fontsize=7, loc="upper left", ncols=2)
     return ax

@@ -11,8 +11,11 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
+from specnb.measure.layout import check
 from specnb.models.fetch import PROJECT, SHIPPED
 from specnb.timing import environment
+
+VERSION = 1  # Of the layout, behind the kind: "specnb-sweep/1".
 
 
 def results_folder():
@@ -122,6 +125,8 @@ def load(path, kind=None, made_by="specnb"):
         raise ValueError(f"{refusal}: {type(error).__name__} {error}") from error
     if kind not in (None, found):
         raise ValueError(f"{refusal}: its schema is {result['schema']!r}")
+    check(path, result, {"properties": {"schema": {"const": f"specnb-{found}/{VERSION}"}}})
+    check(path, result)
     return result
 
 

@@ -1,6 +1,6 @@
 """Measure generations over a grid and keep every one of them.
 
-It knows the sampler, the clock and result files. It does not know drawing or judging: `specnb.measure.verdict` reads
+It knows the sampler, the clock and result files. It does not know drawing or judging: `specnb.measure.answer` reads
 what it writes. `specnb.measure.unfinished` keeps every row as it comes, so a killed sweep loses nothing and resumes.
 """
 
@@ -11,11 +11,11 @@ import math
 import re
 import time
 from collections import Counter
-from itertools import product
+from functools import partial
 
 import torch
 
-from specnb.measure import results
+from specnb.measure import plan, results
 from specnb.measure.bounded import in_time
 from specnb.measure.unfinished import Unfinished
 from specnb.probs import Sampling
@@ -24,7 +24,7 @@ from specnb.sampler import speculative
 from specnb.timing import gpu_state
 
 SCHEMA = "specnb-sweep/1"
-CELL = ("drafter", "gamma", "temperature", "batch_size")
+CHOOSE_SHARE = 0.85  # Of a bounded time; the rest is for measuring what was chosen again.
 SECONDS = ("ttft_sec", "decode_sec", "draft_sec", "verify_sec", "other_sec")
 MEASURED = ("stop_reason", "num_tokens", "repeated_4gram_percent", *SECONDS, "peak_memory_bytes", "rounds")
 OUT_OF_MEMORY = re.compile("out of memory|(not enough|can't allocate) memory|ALLOC_FAILED")
@@ -33,6 +33,7 @@ OUT_OF_MEMORY = re.compile("out of memory|(not enough|can't allocate) memory|ALL
 def run(
     target, drafters, prompts, *, out, gammas, temperatures, batches=(1,), max_new_tokens=None, repeats=1, seed=0,
     command=None, restart=False, replace=True, track=iter, measure=None, seconds=math.inf,
+    confirm=(),
 ):  # fmt: skip
     """Measure every cell of drafter x gamma x temperature x batch on every prompt; returns what is written to `out`.
 
@@ -59,34 +60,50 @@ def run(
     seconds : float
         For the whole call, from here on. Prompts for which the time would not do are left out, or repeated less
         often, and named under `prompts_left_out` in the settings; a prompt that is begun is measured in every cell.
-        The first is in any case.
+        The first is in any case. What is left of the time is for `confirm`.
+    confirm : list of Prompt, optional
+        Prompts that do not choose. The arm of highest speed-up on `prompts`, for each batch size and temperature, is
+        measured on them again with plain decoding, so that it is judged on what did not choose it.
 
     Raises
     ------
     ValueError
         Before anything is measured: for what does not fit or cannot work, and as `Unfinished` says.
     """
-    end, batches = time.monotonic() + seconds, sorted(set(batches))
+    began, batches = time.monotonic(), sorted(set(batches))
     _check(len(prompts), batches, max_new_tokens, repeats, measure, seconds)
-    texts = {prompt.id: _describe(prompt, target, max_new_tokens) for prompt in prompts}
+    texts = {prompt.id: _describe(prompt, target, max_new_tokens) for prompt in [*prompts, *confirm]}
+    if len(texts) < len(prompts) + len(confirm):
+        raise ValueError("a prompt that confirms the choice must not be among those that choose; leave it out of one")
     encoded, described = ({name: text[part] for name, text in texts.items()} for part in (0, 1))
-    cells = _cells(drafters, gammas, temperatures, batches)
+    cells = plan.cells_of(drafters, gammas, temperatures, batches)
     settings = {"gammas": sorted({0, *gammas}), "temperatures": sorted({float(t) for t in temperatures})}
     settings |= {"drafters": list(drafters), "batches": batches, "repeats": repeats, "seed": seed}
     settings |= {"eos_ids": sorted(target.eos_ids), "prompts": described}
+    settings["confirm"] = [prompt.id for prompt in confirm]
     models = {"target": target.describe(), "draft": {name: d.describe() for name, d in drafters.items()}}
     header = {**results.header(SCHEMA, command), "models": models, "settings": settings}
     if hasattr(measure, "environment"):
         header["environment"] = {**measure.environment(), "gpus_after": None}
     budgets = {name: prompt["max_new_tokens"] for name, prompt in described.items()}
-    bounded = track if measure else lambda steps: in_time(track(steps), end, lambda step: step["block"])
-    keys = (*CELL, "prompt_id", "repeat", "order")
+    keys = (*plan.CELL, "prompt_id", "repeat", "order")
     with Unfinished(out, header, restart=restart, replace=replace, keys=keys) as unfinished:
-        done = set(map(_key, unfinished.entries))
-        plan = [step for step in _plan(cells, prompts, repeats, seed) if _key(step) not in done]
-        for measured in (measure or in_turn)(target, drafters, plan, encoded, budgets, bounded):
-            unfinished.append(*measured)
+        rows, now = unfinished.entries, unfinished.header["settings"]
+        for phase, share in ("choose", CHOOSE_SHARE if confirm else 1), ("confirm", 1):
+            if phase == "choose":
+                steps = plan.ordered(cells, prompts, repeats, seed)
+            else:
+                steps = plan.confirming(rows, now, confirm, repeats, seed)
+            done = set(map(plan.key_of, rows))
+            left = [step for step in steps if plan.key_of(step) not in done]
+            bounded = track if measure else partial(_in_time, track, began + share * seconds)
+            for measured in (measure or in_turn)(target, drafters, left, encoded, budgets, bounded) if left else ():
+                unfinished.append(*measured)
         return unfinished.finish(_result(unfinished))
+
+
+def _in_time(track, until, steps):
+    return in_time(track(steps), until, lambda step: step["block"])
 
 
 def _result(unfinished):
@@ -114,11 +131,11 @@ def _left_out(settings, rows):
     return {"prompts": kept, "prompts_left_out": short} if short else {}
 
 
-def in_turn(target, drafters, plan, encoded, budgets, track=iter):
+def in_turn(target, drafters, steps, encoded, budgets, track=iter):
     """Yield the rows of each step of a plan, measured here in turn, everything warmed up first."""
-    if plan:
-        _warm_up(target, drafters, dict.fromkeys(map(cell_of, plan)), next(iter(encoded.values())))
-    for step in track(plan):
+    if steps:
+        _warm_up(target, drafters, dict.fromkeys(map(plan.cell_of, steps)), next(iter(encoded.values())))
+    for step in track(steps):
         yield _measure(target, drafters, step, encoded, min(budgets[name] for name in step["prompt_ids"]))
 
 
@@ -153,43 +170,6 @@ def _describe(prompt, target, max_new_tokens):
     }
 
 
-def _cells(drafters, gammas, temperatures, batches):
-    arms = [(None, 0), *product(drafters, sorted(set(gammas) - {0}))]
-    grid = product(batches, sorted({float(temperature) for temperature in temperatures}), arms)
-    return [
-        {"drafter": name, "gamma": gamma, "temperature": temperature, "batch_size": batch}
-        for batch, temperature, (name, gamma) in grid
-    ]
-
-
-def _plan(cells, prompts, repeats, seed):
-    """Every measurement in order: all cells of a prompt together, starting one cell further for each prompt.
-
-    So slow drifts of the machine fall on all cells alike. A batch is measured with its first prompt. After a
-    whole block all cells have seen the same prompts.
-    """
-    plan, block_size = [], math.lcm(*(cell["batch_size"] for cell in cells))
-    for turn, (repeat, index) in enumerate(product(range(repeats), range(len(prompts)))):
-        start = turn % len(cells)
-        for cell in cells[start:] + cells[:start]:
-            together = [prompt.id for prompt in prompts[index : index + cell["batch_size"]]]
-            if index % cell["batch_size"] == 0 and len(together) == cell["batch_size"]:
-                where = {"prompt_ids": together, "repeat": repeat, "order": len(plan)}
-                where["block"] = (repeat, index // block_size)
-                plan.append({**cell, **where, "seed": seed + 1000 * repeat + index})
-    return plan
-
-
-def cell_of(step):
-    return tuple(step[name] for name in CELL)
-
-
-def _key(row):
-    """What tells a measurement from the others: of a planned one, or of any of its rows."""
-    first = row["prompt_ids"][0] if "prompt_ids" in row else row.get("first_prompt_id", row.get("prompt_id"))
-    return *cell_of(row), first, row["repeat"]
-
-
 def _measure(target, drafters, step, encoded, max_new_tokens):
     """One measurement as rows; running out of memory or failing is a status, not the end of the sweep."""
     prompt_ids, seed = step["prompt_ids"], step["seed"]
@@ -201,7 +181,7 @@ def _measure(target, drafters, step, encoded, max_new_tokens):
     if generations is None:
         gc.collect()  # Only now has the error been let go, and with it what its traceback held.
         torch.cuda.empty_cache()
-    cell = {name: step[name] for name in CELL}
+    cell = {name: step[name] for name in (*plan.CELL, "phase")}
     when = {"repeat": step["repeat"], "order": step["order"]}
     together = {} if len(prompt_ids) == 1 else {"first_prompt_id": prompt_ids[0]}
     rows = []
@@ -248,7 +228,7 @@ def _warm_up(target, drafters, cells, prompt_ids):
     What cannot work at all with this pair is raised here, before the first row.
     """
     room = math.inf if target.context_length is None else target.context_length - len(prompt_ids) + 1
-    for cell in (dict(zip(CELL, cell, strict=True)) for cell in cells):
+    for cell in (dict(zip(plan.CELL, cell, strict=True)) for cell in cells):
         try:
             _generate(target, drafters, cell, [prompt_ids] * cell["batch_size"], 0, min(2 * cell["gamma"] + 2, room))
             target.reset()  # A drafter need not fill its block, so the full width is run by hand.
