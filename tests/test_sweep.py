@@ -3,6 +3,8 @@ import math
 import subprocess
 import sys
 import time
+from collections import Counter
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -329,13 +331,12 @@ def test_a_sweep_killed_while_it_confirms_loses_nothing_and_goes_on_with_its_cho
     assert not pd.DataFrame(result["rows"]).duplicated(KEYS).any()
 
 
-def test_batches_are_confirmed_where_the_prompts_fill_one(tmp_path, prompts):
-    options = {**OPTIONS, "batches": [1, 2]}
-    rows = pd.DataFrame(
-        sweep.run(*make_pair(), prompts[:2], confirm=prompts[2:], out=tmp_path / "r.json", **options)["rows"]
-    )
-    again = rows[rows.phase == "confirm"]
-    assert again.groupby("batch_size").size().to_dict() == {1: 2 * 2 * 2, 2: 2 * 2 * 2}
+def test_batch_sizes_are_confirmed_where_the_prompts_fill_two_batches(tmp_path, prompts):
+    options, others = {**OPTIONS, "batches": [1, 2]}, [replace(prompt, id=f"q{prompt.id}") for prompt in prompts]
+    for confirm, expected in ((others, {1: 16, 2: 16}), (others[:3], {1: 12})):
+        result = sweep.run(*make_pair(), prompts[:2], confirm=confirm, out=tmp_path / "r.json", **options)
+        again = [row["batch_size"] for row in result["rows"] if row["phase"] == "confirm"]
+        assert Counter(again) == expected
 
 
 def test_where_nothing_can_be_chosen_nothing_is_confirmed_and_the_prompts_are_named(tmp_path, prompts):
