@@ -3,7 +3,7 @@
 It knows an acceptance probability, a draft length and two costs in units of one plain target step. It does not know
 torch. The functions of `alpha` are those of Leviathan et al. 2023 (arXiv 2211.17192), who make two assumptions. Drafts
 are accepted independently with probability `alpha`: `empirical_speedup` does without that. Verifying gamma + 1 tokens
-costs no more than one step: `verify_cost` says what it really costs. Read `specnb.measure.verdict` next, which compares
+costs no more than one step: `verify_cost` says what it really costs. Read `specnb.measure.answer` next, which compares
 with what was measured.
 """
 
