@@ -1,8 +1,8 @@
-"""Clocks, peak memory, and what machine this is.
+"""How long a round takes, how much memory it needs, and on which machine.
 
-It knows devices and time. It does not know sampling. A generation is never synchronised on the clock's account: a round
-has one host synchronisation already (its result is read), and the clock is read there. Read `specnb.measure.costs`
-next.
+It knows devices and time. It does not know sampling. The clock never makes a generation wait: the host reads the result
+of every round anyway, which synchronises it with the device, and the clock is read right after. Read
+`specnb.measure.costs` next.
 """
 
 import os
@@ -17,9 +17,9 @@ import torch
 class RoundClock:
     """Times the phases of one round: `start`, `mark` after drafting, `mark` after verification, `stop`.
 
-    On a CPU the host clock is read at each call. On CUDA an event is recorded at each mark and read at `stop`, which
-    must follow the round's own host synchronisation, so the phases are device time and nothing waits for the clock.
-    On MPS each mark synchronises, which slows the round a little: best effort.
+    On a CPU the host's clock is read at each call. On CUDA an event is recorded at each mark and read at `stop`, so the
+    phases are device time and nothing waits for the clock. For that, `stop` must follow the round's own host
+    synchronisation. MPS has no such events: each mark synchronises, which slows the round a little.
     """
 
     def __init__(self, device, *, now=time.perf_counter, record=None, synchronize=None):
@@ -70,7 +70,7 @@ def recorded_event(device):
 def reset_peak_memory(*parts):
     """Start a new peak on every GPU that holds weights of these models and drafters.
 
-    What is allocated now, weights included, is the baseline it grows from.
+    The peak starts at what is allocated now, weights included.
     """
     for device in _gpus_of(parts):
         torch.cuda.reset_peak_memory_stats(device)
@@ -79,8 +79,8 @@ def reset_peak_memory(*parts):
 def peak_memory_bytes(*parts):
     """Peak bytes allocated since `reset_peak_memory` on the GPUs of these models and drafters, weights included.
 
-    A model that is spread over several GPUs counts with the sum of their peaks. None where there is no GPU, for then
-    it cannot be measured.
+    For a model that is spread over several GPUs it is the sum of their peaks. It is None where there is no GPU, because
+    then it cannot be measured.
     """
     gpus = _gpus_of(parts)
     return sum(map(torch.cuda.max_memory_allocated, gpus)) if gpus else None
@@ -98,12 +98,12 @@ def _gpus_of(parts):
 
 
 def environment():
-    """Processor, memory, GPU and versions, as every result file carries them; unknown is None.
+    """Processor, memory, GPU and versions, as every result file carries them.
 
     Returns
     -------
     dict
-        Host names, user names and paths are left out on purpose.
+        What is unknown is None. Host names, user names and paths are left out on purpose.
     """
     import psutil
 
