@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 export JUPYTER_PREFER_ENV_PATH = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup sweep test test-oldest test-ray lint lab notebooks figures draft bench exactness engine-llamacpp mutants clean
+.PHONY: help setup sweep test test-oldest test-ray lint lab notebooks figures draft bench exactness architectures engine-llamacpp mutants clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -77,6 +77,9 @@ bench: setup  ## benchmarks: data/bench/, a table of ratios with intervals (noth
 
 exactness: $(INSTALLED)  ## how good are the tests? 200 seeds of right and wrong samplers: data/exactness/
 	$(BIN)/python scripts/exactness.py $(ARGS)
+
+architectures: $(INSTALLED)  ## which models of transformers are exact? every type, as a tiny random one: data/architectures.md
+	$(BIN)/python scripts/architectures.py
 
 engine-llamacpp: setup .venv-llamacpp/bin/python  ## llama.cpp's server on loopback: concurrency, and is its speculation lossless? data/engines/
 	$(BIN)/python scripts/engine_llamacpp.py $(ARGS)

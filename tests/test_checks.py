@@ -140,7 +140,7 @@ def test_the_check_leaves_the_global_random_state_alone_and_empty_models_are_not
                 **SMALL, max_position_embeddings=48, rope_parameters={"rope_type": "dynamic", "factor": 4.0}
             ),
             48,
-            "",
+            "dynamic",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_position_scaling_that_changes_with_the_length_ends_the_context_where_it
     target, draft = (CausalLM(made(config, seed)) for seed in (0, 1))
     assert target.context_length == limit
     prompt, short = list(range(1, 21)), [5, 6, 7]
-    with pytest.raises(ValueError, match=f"context of {limit}.*{kind}.*shorten the prompt"):
+    with pytest.raises(ValueError, match=f"context of {limit}.*ForCausalLM, {kind},.*shorten the prompt"):
         speculative(target, ModelDrafter(draft), prompt, gamma=4, max_new_tokens=60, sampling=GREEDY)
     plain = [autoregressive(target, ids, max_new_tokens=29, sampling=GREEDY).ids for ids in (prompt, short)]
     for drafter in (ModelDrafter(draft), ModelDrafter(CausalLM(target.model))):

@@ -55,7 +55,7 @@ class CausalLM:
                     f"the tokenizer of {self.name} has {self.vocab_size} ids but the model only {config.vocab_size} "
                     "embedding rows; resize the embeddings or remove the added tokens"
                 )
-        self.context_length, self.context_reason = _context(model, config)
+        self.context_length, self.context_reason = _context(model, config, self.name)
         self.device = model.get_input_embeddings().weight.device
         refuse_unless_croppable(model, self.name, self.context_length)
         self.batch_refusal = check_forwards(model, self.name)
@@ -169,13 +169,13 @@ def default_dtype(device):
     return torch.bfloat16 if fast else torch.float32
 
 
-def _context(model, config):
-    """(tokens that a run may reach, why they are fewer than the model's own context or "")."""
+def _context(model, config, name):
+    """(tokens that a run may reach, why no more, where the positions are the reason)."""
     longest = getattr(config, "max_position_embeddings", None)
     kind, switch = changing_positions(model) or (None, longest)
-    if kind is None or (longest is not None and longest <= switch):
+    if kind is None or (longest is not None and longest < switch):
         return longest, ""
     return switch, (
-        f" (its position scaling, {kind}, changes beyond that for all tokens of a forward at once, and drafts would "
-        "change the text)"
+        f" (beyond it the position scaling of {name}, {kind}, changes for all tokens of a forward at once, so that "
+        "drafts would change the text)"
     )
