@@ -5,6 +5,7 @@ It knows configs and counts bytes. It does not know devices. What a process real
 
 import pandas as pd
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specnb.models.cache import SLOTS_AT_ONCE, Cache
 from specnb.models.loading import first_line
@@ -133,5 +134,14 @@ def _empty_size(config):
         with torch.device("meta"):
             # Experts one by one would have to be told which tokens are theirs, which an empty model cannot.
             model = AutoModelForCausalLM.from_config(config, experts_implementation="batched_mm")
-        EMPTY_SIZES[key] = model.num_parameters(), _layers_of(model)
+        with _Unasked():
+            EMPTY_SIZES[key] = model.num_parameters(), _layers_of(model)
     return EMPTY_SIZES[key]
+
+
+class _Unasked(TorchDispatchMode):
+    """An empty model has no values: where its forward asks for one, such as whether a mask is full, it gets a zero."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        asks = function is torch.ops.aten._local_scalar_dense.default
+        return 0 if asks else function(*args, **(kwargs or {}))
