@@ -13,7 +13,6 @@ from specnb.models.cache import BatchCache, Cache, refuse_unless_croppable
 from specnb.models.checks import changing_positions, check_forwards
 from specnb.models.fetch import file_sha256
 from specnb.models.loading import has_tokenizer, load_weights, plain_errors
-from specnb.models.memory import memory_budget as memory_budget  # offered here too, beside the models it is about
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 

@@ -5,7 +5,6 @@ It knows where both are kept. It does not know how they are used. Read `specnb.d
 
 from specnb.models.causal import CausalLM
 from specnb.models.fetch import model_folder, shipped, weights_of
-from specnb.models.memory import memory_budget as memory_budget  # offered here too, beside the models it is about
 
 
 def default_target(*, device=None, dtype=None):
