@@ -7,7 +7,7 @@ alarm in 1000 seeds a test; the wrong law beside each is rejected by the same co
 import pytest
 import torch
 
-from specnb.drafters import Drafter, ModelDrafter
+from specnb.drafters import Draft, Drafter, ModelDrafter
 from specnb.gof import chi_square, sample_size
 from specnb.models import TableModel
 from specnb.probs import Sampling
@@ -36,8 +36,8 @@ def first_tokens(n, target_probs, drafter, seed=0, gamma=1, sampling=Sampling())
 class ArgmaxWithSoftmax(Drafter):
     """The fault itself: the most probable token, reported with the whole distribution."""
 
-    def propose(self, prefix_ids, gamma, sampling, draw, target):
-        return torch.tensor([[0]]), torch.tensor([[DRAFT]], dtype=torch.float64)
+    def propose(self, *_):
+        return Draft(torch.tensor([[0]]), torch.tensor([[DRAFT]], dtype=torch.float64), [1])
 
 
 def test_a_greedy_draft_in_a_sampled_run_reports_one_hot_probabilities():

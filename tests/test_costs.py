@@ -118,10 +118,8 @@ def test_on_cuda_the_clock_is_the_device_s(monkeypatch):
     log = []
 
     class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
+        def __init__(self, device):
+            assert device == torch.device("cuda:1")
             log.append("record")
 
         def synchronize(self):
@@ -130,9 +128,9 @@ def test_on_cuda_the_clock_is_the_device_s(monkeypatch):
         def elapsed_time(self, later):
             return 2.5
 
-    monkeypatch.setattr(costs.torch.cuda, "Event", Event)
+    monkeypatch.setattr(costs, "recorded_event", Event)
     monkeypatch.setattr(costs, "synchronize", lambda device: log.append("idle"))
-    assert costs._timed(lambda: log.append("work"), torch.device("cuda")) == pytest.approx(0.0025)
+    assert costs._timed(lambda: log.append("work"), torch.device("cuda:1")) == pytest.approx(0.0025)
     assert log == ["idle", "record", "work", "record", "wait"]
 
 
