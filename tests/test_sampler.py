@@ -411,7 +411,7 @@ def test_a_run_s_peak_memory_does_not_hold_the_caches_of_the_run_before(tiny, mo
     left = []
     held = lambda model: sum(tensor.numel() for tensor in model.cache_tensors)  # noqa: E731
     assert held(target) and held(drafter.model)
-    monkeypatch.setattr(sampler, "reset_peak_memory", lambda device: left.append((held(target), held(drafter.model))))
+    monkeypatch.setattr(sampler, "reset_peak_memory", lambda *parts: left.append((held(target), held(drafter.model))))
     speculative(target, drafter, [1], max_new_tokens=4, **options)
     assert left == [(0, 0)]
 
