@@ -309,7 +309,7 @@ def main():
     arguments = parser.parse_args()
     began, command = time.monotonic(), "python scripts/exactness.py"
     if arguments.only:
-        result = json.loads((arguments.out / "exactness.json").read_text())
+        result = json.loads((arguments.out / "exactness.json").read_text(encoding="utf-8"))
     else:
         result = {
             **results.header("specnb-exactness/1", command),
@@ -324,8 +324,8 @@ def main():
     result["answers"] = answers()
     result["answers_run"] = {**results.came_to_be(command), "seconds": time.monotonic() - began}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "exactness.json").write_text(json.dumps(result, indent=1) + "\n")
-    (arguments.out / "README.md").write_text(markdown(result))
+    (arguments.out / "exactness.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (arguments.out / "README.md").write_text(markdown(result), encoding="utf-8")
     print(markdown(result))
 
 

@@ -117,7 +117,7 @@ def test_report_shows_costs_and_draws_them(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "cost_ratio" in shown and "not measured" in shown and (tmp_path / "costs.png").stat().st_size > 10_000
     assert main(["report", str(tmp_path / "costs.json"), "--compare", "other.json"]) == 1
-    assert "of another kind, costs; only those of sweeps are compared" in capsys.readouterr().err
+    assert "of another kind, costs; --compare and --json are for those of sweeps" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

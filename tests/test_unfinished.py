@@ -145,10 +145,10 @@ def test_a_finished_result_is_replaced_only_where_that_was_asked_for(tmp_path):
     out = tmp_path / "r.json"
     with Unfinished(out, HEADER, replace=False) as run:
         run.append({"row": 1})
-        results.write(out, {**HEADER, "rows": ["another's"]})  # by something that takes no lock
+        results.write(out, {**HEADER, "rows": [{"row": "another's"}]})  # by something that takes no lock
         with pytest.raises(ValueError, match=r"kept in .*r\.json\.partial.*--replace"):
             run.finish({**HEADER, "rows": run.entries})
-    assert results.load(out)["rows"] == ["another's"]
+    assert results.load(out)["rows"] == [{"row": "another's"}]
     with pytest.raises(ValueError, match="holds a finished result; give another --out, or --replace it"):
         Unfinished(out, HEADER, replace=False).__enter__()
     with Unfinished(out, HEADER) as run:
@@ -207,12 +207,12 @@ import locale, sys
 from specnb.measure import results
 assert locale.getencoding().lower() != "utf-8"
 results.write_text(sys.argv[1], "Gr\u00f6\u00dfe \U0001f600\n")
-results.write(sys.argv[2], {"schema": "specnb-x/1", "rows": ["\u00df"]})
+results.write(sys.argv[2], {"schema": "specnb-x/1", "rows": [{"row": "\u00df"}]})
 """
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     text, result = tmp_path / "new" / "a.txt", tmp_path / "new" / "b.json"
     subprocess.run([sys.executable, "-c", child, text, result], env=ascii_only, check=True)
-    assert text.read_bytes() == "Größe \U0001f600\n".encode() and results.load(result)["rows"] == ["ß"]
+    assert text.read_bytes() == "Größe \U0001f600\n".encode() and results.load(result)["rows"] == [{"row": "ß"}]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a.txt", "b.json"]
 
 
