@@ -34,7 +34,7 @@ from specnb.drafters.pruned import PrunedLM, load_draft, made_for, save_draft
 from specnb.measure import results, sweep
 from specnb.measure.prompts import load_prompts
 from specnb.measure.unfinished import Unfinished
-from specnb.models import CausalLM, default_target
+from specnb.models import CausalLM, default_dtype, default_target
 from specnb.models.cache import cache_argument
 from specnb.models.fetch import PROJECT, cache_folder, fetch, file_sha256
 from specnb.request import check_prompt
@@ -371,7 +371,7 @@ def learning_rate(step, steps, peak, warm_up=50):
 
 def train(
     draft, text, work, *,
-    tokens, rows=16, peak=1.5e-3, seed=0, log_every=20, evaluate_every=100, autocast=True, track=iter,
+    tokens, rows=16, peak=1.5e-3, seed=0, log_every=20, evaluate_every=100, bfloat16=None, track=iter,
 ):  # fmt: skip
     """Train the layers and the norm of a `PrunedLM` in place; a killed run goes on from its last checkpoint.
 
@@ -383,17 +383,25 @@ def train(
         For `checkpoint.safetensors`, `training.partial` and, at the end, `training.jsonl`.
     tokens : int
         Written tokens to train on, passes over the same text counted each time.
+    bfloat16 : bool, optional
+        Multiply in bfloat16 (autocast, and Muon, which knows no other dtype); else all is float32, with AdamW.
+        Default: where it is fast. A processor without it takes tens of times as long for a step of Muon.
     track : callable
         Wraps the steps, such as `rich.progress.track`. In a notebook its bar is a widget that sends some forty
         messages a second, and a front end that reads them only after the cell, as nbval does, loses the last.
     """
     shards, held_out = text
-    trained = trainable(draft, autocast)
-    optimizers = optimizers_of(trained, peak)
+    bfloat16 = default_dtype(draft.device) is torch.bfloat16 if bfloat16 is None else bfloat16
+    trained = trainable(draft)
+    optimizers = optimizers_of(trained, peak, bfloat16)
     per_step = rows * shards[0]["hidden"].shape[1]
     steps = -(-tokens // per_step)
     settings = {"layers": draft.kept_layers, "num_shards": len(shards), "tokens": tokens, "rows": rows, "peak": peak}
-    settings |= {"seed": seed, "output_ids": hashlib.sha256(draft.output_ids.cpu().numpy().tobytes()).hexdigest()}
+    settings |= {
+        "bfloat16": bfloat16,
+        "seed": seed,
+        "output_ids": hashlib.sha256(draft.output_ids.cpu().numpy().tobytes()).hexdigest(),
+    }
     checkpoint = work / "checkpoint.safetensors"
     with kept(work / "training", "training", checkpoint.name, **settings) as unfinished:
         first, seconds = restore(checkpoint, optimizers, trained)
@@ -402,7 +410,7 @@ def train(
             for optimizer in optimizers:
                 optimizer.param_groups[0]["lr"] = learning_rate(step, steps, optimizer.defaults["lr"])
             shard, chosen = batch_at(shards, rows, seed, step)
-            with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
+            with torch.autocast(draft.device.type, torch.bfloat16, enabled=bfloat16):
                 loss, overlap = step_on(draft.model, shards[shard], chosen, overlap_weight(step, steps))
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             for optimizer in optimizers:
@@ -411,7 +419,7 @@ def train(
             line = {"step": step + 1, "tokens": (step + 1) * per_step, "loss": loss, "overlap": overlap}
             done = step + 1 == steps
             if done or (step + 1) % evaluate_every == 0:
-                with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
+                with torch.autocast(draft.device.type, torch.bfloat16, enabled=bfloat16):
                     line["held_out_overlap"] = held_out_overlap(draft.model, held_out)
             if done or (step + 1) % log_every == 0:
                 unfinished.append({**line, "seconds": round(time.monotonic() - began, 1)})
@@ -422,13 +430,12 @@ def train(
         results.write_text(work / "training.jsonl", "".join(json.dumps(line) + "\n" for line in log))
 
 
-def trainable(draft, autocast):
-    """The parameters that are trained, of the layers and the norm, and all others frozen."""
+def trainable(draft):
+    """The parameters that are trained, in float32: those of the layers and the norm; all others are frozen."""
     base = draft.model.base_model
     for parameter in draft.model.parameters():
         parameter.requires_grad_(False)
-    if autocast:
-        base.layers.float(), base.norm.float()
+    base.layers.float(), base.norm.float()
     trained = [*base.layers.parameters(), *base.norm.parameters()]
     for parameter in trained:
         parameter.requires_grad_(True)
@@ -440,13 +447,17 @@ def overlap_weight(step, steps):
     return min(max(2 * step / steps - 0.5, 0.0), OVERLAP_WEIGHT)
 
 
-def optimizers_of(trained, peak):
-    """Muon (Jordan et al. 2024) for the matrices, its steps scaled to the size of AdamW's, and AdamW for the norms."""
-    matrices, vectors = ([p for p in trained if (p.ndim == 2) == two] for two in (True, False))
-    return [
-        torch.optim.Muon(matrices, lr=3 * peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(vectors, lr=peak, betas=(0.9, 0.95), weight_decay=0.01),
-    ]
+def optimizers_of(trained, peak, bfloat16):
+    """Muon (Jordan et al. 2024) for the matrices, its steps scaled to the size of AdamW's, and AdamW for the norms.
+
+    Without bfloat16, in which Muon multiplies, AdamW for all.
+    """
+    matrices = [parameter for parameter in trained if bfloat16 and parameter.ndim == 2]
+    others = [parameter for parameter in trained if not bfloat16 or parameter.ndim != 2]
+    optimizers = [torch.optim.AdamW(others, lr=peak, betas=(0.9, 0.95), weight_decay=0.01)]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, lr=3 * peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
 
 
 def keep(checkpoint, optimizers, trained, step, seconds):

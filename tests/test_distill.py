@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -81,17 +82,28 @@ def test_the_most_frequent_ids_and_those_asked_for(distill):
     assert ids.tolist() == [4, 7] and covered == 4 / 5  # the prefix is not counted
 
 
-def trained(distill, target, text, folder, steps=12, **options):
+def trained(distill, target, text, folder, steps=12, bfloat16=False):
     draft = PrunedLM(target, [1], range(0, 61, 2))
-    distill.train(
-        draft, text, folder, tokens=steps * 4 * 12, rows=4, peak=3e-3, log_every=2, evaluate_every=4, autocast=False,
-        **options,
-    )  # fmt: skip
+    options = {"rows": 4, "peak": 3e-3, "log_every": 2, "evaluate_every": 4, "bfloat16": bfloat16}
+    distill.train(draft, text, folder, tokens=steps * 4 * 12, **options)
     return draft
 
 
-def test_training_lowers_the_loss_and_raises_the_held_out_overlap(distill, target, text, tmp_path, capsys):
-    trained(distill, target, text, tmp_path, steps=120)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_muon_steps_only_where_the_device_is_fast_in_bfloat16(distill, target, text, tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr(distill, "default_dtype", lambda device: dtype)
+    monkeypatch.setattr(distill, "optimizers_of", seen := mock.Mock(wraps=distill.optimizers_of))
+    trained(distill, target, text, tmp_path, steps=1, bfloat16=None)
+    parameters, _, bfloat16 = seen.call_args.args
+    optimizers = distill.optimizers_of(parameters, 1e-3, bfloat16)
+    assert any(isinstance(optimizer, torch.optim.Muon) for optimizer in optimizers) == (dtype is torch.bfloat16)
+    stepped = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(stepped) == sorted(map(id, parameters))  # each once
+
+
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_training_lowers_the_loss_and_raises_the_held_out_overlap(distill, target, text, tmp_path, capsys, bfloat16):
+    trained(distill, target, text, tmp_path, steps=120, bfloat16=bfloat16)
     assert capsys.readouterr().out == ""  # in a notebook a bar floods nbval, unless it is asked for
     log = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
     held_out = [line["held_out_overlap"] for line in log if "held_out_overlap" in line]
@@ -101,8 +113,9 @@ def test_training_lowers_the_loss_and_raises_the_held_out_overlap(distill, targe
     assert [line["step"] for line in log] == list(range(2, 121, 2))
 
 
-def test_a_killed_training_resumes_to_the_same_weights(distill, target, text, tmp_path, monkeypatch):
-    whole = trained(distill, target, text, tmp_path / "whole")
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_a_killed_training_resumes_to_the_same_weights(distill, target, text, tmp_path, monkeypatch, bfloat16):
+    whole = trained(distill, target, text, tmp_path / "whole", bfloat16=bfloat16)
     calls, step_on = [], distill.step_on
 
     def killed(*arguments, **options):
@@ -113,9 +126,9 @@ def test_a_killed_training_resumes_to_the_same_weights(distill, target, text, tm
 
     monkeypatch.setattr(distill, "step_on", killed)
     with pytest.raises(KeyboardInterrupt):
-        trained(distill, target, text, tmp_path / "killed")
+        trained(distill, target, text, tmp_path / "killed", bfloat16=bfloat16)
     monkeypatch.undo()
-    again = trained(distill, target, text, tmp_path / "killed")  # from the checkpoint at step 8
+    again = trained(distill, target, text, tmp_path / "killed", bfloat16=bfloat16)  # from the checkpoint at step 8
     for name, tensor in whole.own_state().items():
         assert torch.equal(tensor, again.own_state()[name]), name
     strip = lambda line: {k: v for k, v in json.loads(line).items() if k != "seconds"}  # noqa: E731
