@@ -36,7 +36,7 @@ from specnb.measure.machine import busy_reasons
 from specnb.measure.prompts import load_prompts
 from specnb.measure.unfinished import Unfinished
 from specnb.models import CausalLM, load_pair
-from specnb.models.fetch import PROJECT
+from specnb.models.places import PROJECT
 from specnb.sampler import autoregressive, speculative
 
 

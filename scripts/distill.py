@@ -1,6 +1,7 @@
 """Make a draft model for a chat target, from nothing but the target itself: `make draft`.
 
-Four steps, each resumable; all that is not yet the draft is kept in a work folder outside the project.
+Four steps, each resumable. All that is not yet the draft is kept in a work folder outside the project; the draft goes
+to data/own/, where what a user makes is kept.
 
 1. synthesise  the target writes conversations from its own chat template; with every token its last hidden state is
                kept, from which its probabilities over any part of the vocabulary are one matrix product away
@@ -29,6 +30,7 @@ import torch.nn.functional as F
 from rich.progress import track
 from safetensors.torch import load_file, save_file
 
+from specnb.cli.smollm2 import fetch
 from specnb.drafters import ModelDrafter
 from specnb.drafters.pruned import PrunedLM, load_draft, made_for, save_draft
 from specnb.measure import results, sweep
@@ -36,7 +38,7 @@ from specnb.measure.prompts import load_prompts
 from specnb.measure.unfinished import Unfinished
 from specnb.models import CausalLM, default_dtype, default_target
 from specnb.models.cache import cache_argument
-from specnb.models.fetch import PROJECT, cache_folder, fetch, file_sha256
+from specnb.models.places import PROJECT, cache_folder, file_sha256
 from specnb.request import check_prompt
 from specnb.rule import inverse_cdf
 from specnb.timing import environment
@@ -520,7 +522,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", default=list(STEPS), help=f"which (default: {' '.join(STEPS)})")
     parser.add_argument("--target", default="smollm2", help="smollm2 (default), a hub id or a local folder")
-    parser.add_argument("--out", type=Path, help="where the draft is kept (default: data/TARGET-draft)")
+    parser.add_argument("--out", type=Path, help="where the draft is kept (default: data/own/TARGET-draft)")
     parser.add_argument("--work", type=Path, help="where text and checkpoints are kept (default: the cache folder)")
     parser.add_argument(
         "--text-tokens", type=int, default=2_050_000, help="tokens to synthesise (default 2.05 million)"
@@ -534,7 +536,7 @@ def main():
     if unknown := set(arguments.steps) - set(STEPS):
         parser.error(f"unknown step {min(unknown)!r}; the steps are {', '.join(STEPS)}")
     name = Path(arguments.target).name.lower()
-    out = arguments.out or PROJECT / "data" / f"{name}-draft"
+    out = arguments.out or PROJECT / "data" / "own" / f"{name}-draft"
     work = arguments.work or cache_folder() / f"{name}-draft"
     target_path = str(fetch(report=lambda line: None)) if arguments.target == "smollm2" else arguments.target
     target = default_target() if arguments.target == "smollm2" else CausalLM.from_pretrained(target_path)

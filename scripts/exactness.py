@@ -27,7 +27,7 @@ from specnb.drafters import ModelDrafter
 from specnb.gof import chi_square, exact_power, sample_size
 from specnb.measure import intervals, results
 from specnb.models import TableModel
-from specnb.models.fetch import PROJECT
+from specnb.models.places import PROJECT
 from specnb.rogues import INNOCENTS, ROGUES, example_draft, example_target, sampler_of
 from specnb.rule import verify
 from specnb.sampler import speculative

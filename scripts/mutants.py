@@ -643,7 +643,7 @@ MUTANTS = [
     (
         "keys and values are taken to be of one size",
         "CASES 70 (the kind)",
-        "models/memory.py",
+        "measure/memory.py",
         "keys.shape[1] * (keys.shape[3] + values.shape[3])",
         "keys.shape[1] * 2 * keys.shape[3]",
         "memory",

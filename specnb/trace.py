@@ -122,25 +122,6 @@ class Trace:
         """
         return _ratio(self.num_accepted, self.num_drafted + len(self.rounds))
 
-    def vllm_metrics(self):
-        """The same rounds under the names of vLLM's per-request metrics, where a round without drafts is no step.
-
-        Examples
-        --------
-        >>> trace = Trace(gamma=2, rounds=[Round(2, 2, 3), Round(2, 0, 1), Round(0, 0, 1)])
-        >>> trace.vllm_metrics()["mean_acceptance_length"]
-        2.0
-        """
-        steps = [r for r in self.rounds if r.num_drafted]
-        accepted = [r.num_accepted for r in steps]
-        return {
-            "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
-            "draft_acceptance_rate": self.accepted_fraction,
-            "acceptance_histogram": [accepted.count(num) for num in range(self.gamma + 1)],
-            "per_step_accepted": accepted,
-            "per_step_drafted": [r.num_drafted for r in steps],
-        }
-
     @property
     def survival(self):
         """Entry i is the share of the rounds drafting more than i tokens in which draft i was accepted.

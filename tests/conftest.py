@@ -45,7 +45,7 @@ def tiny():
 @pytest.fixture(scope="session")
 def smollm2():
     from specnb.models import load_pair
-    from specnb.models.fetch import model_folder
+    from specnb.models.places import model_folder
 
     try:
         model_folder()

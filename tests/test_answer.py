@@ -9,7 +9,7 @@ from specnb import theory
 from specnb.cli import main
 from specnb.measure import answer, intervals, summary, sweep
 from specnb.measure.compare import compare
-from specnb.models.fetch import PROJECT
+from specnb.models.places import PROJECT
 
 
 def simulated(alpha, round_sec, num_prompts=20, gammas=range(5), tokens=400, prefill_sec=0.0, spread=0.0, seed=0):

@@ -11,7 +11,7 @@ import torch
 from specnb.drafters import ModelDrafter
 from specnb.drafters.pruned import PrunedLM
 from specnb.models import CausalLM
-from specnb.models.fetch import PROJECT
+from specnb.models.places import PROJECT
 from specnb.probs import Sampling
 from specnb.sampler import rounds, speculative
 from tests.conftest import seeded, tiny_model

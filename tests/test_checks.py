@@ -5,9 +5,9 @@ import torch
 import transformers
 
 from specnb.drafters import ModelDrafter
+from specnb.measure.memory import memory_budget
 from specnb.models import CausalLM
 from specnb.models.checks import check_forwards
-from specnb.models.memory import memory_budget
 from specnb.probs import Sampling
 from specnb.sampler import autoregressive, speculative
 from tests.conftest import VOCAB, tiny_model

@@ -175,7 +175,7 @@ def broken(kind):
 
 @pytest.mark.parametrize("kind", ["inside a library", "of an expression", "KeyError", "TypeError", "AssertionError"])
 def test_a_programming_error_is_reported_as_a_fault_of_specnb(kind, capsys, monkeypatch):
-    monkeypatch.setattr("specnb.models.fetch.fetch", broken(kind))
+    monkeypatch.setattr("specnb.cli.smollm2.fetch", broken(kind))
     assert main(["fetch"]) == 1
     error = capsys.readouterr().err
     assert "a fault of specnb" in error and "--traceback" in error and len(error.splitlines()) == 1

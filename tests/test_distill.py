@@ -11,7 +11,7 @@ import torch
 from specnb.drafters.pruned import PrunedLM
 from specnb.measure.prompts import Prompt
 from specnb.models import CausalLM
-from specnb.models.fetch import PROJECT
+from specnb.models.places import PROJECT
 from tests.conftest import tiny_model
 from tests.test_models import WORDS, tokenizer_of
 from tests.test_project import assert_same_picture

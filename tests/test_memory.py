@@ -7,10 +7,10 @@ from transformers.integrations import sdpa_attention
 from specnb.drafters import ModelDrafter
 from specnb.drafters.pruned import PrunedLM
 from specnb.measure.live import LiveBytes
+from specnb.measure.memory import kv_bytes_per_token, memory_budget
 from specnb.measure.shapes import SHAPES
 from specnb.models import CausalLM
 from specnb.models.cache import cache_argument
-from specnb.models.memory import kv_bytes_per_token, memory_budget
 from specnb.sampler import speculative
 from tests.conftest import seeded, tiny_model
 

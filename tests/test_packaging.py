@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from specnb.cli.sweep import _default_out, _figure_of
-from specnb.models import fetch
+from specnb.models import places
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("specnb", "pyproject.toml", "setup.py", "README.md", "LICENSE", "data/prompts.jsonl", "data/smollm2-draft")
@@ -19,7 +19,7 @@ ASK = """
 import specnb
 from specnb.measure.prompts import load_prompts
 from specnb.measure.results import commit, results_folder
-from specnb.models.fetch import shipped
+from specnb.models.places import shipped
 print(specnb.__file__, len(load_prompts()), shipped("smollm2-draft") / "draft.safetensors", results_folder(), commit())
 """
 
@@ -67,10 +67,10 @@ def test_a_wheel_holds_every_module(installed):
 
 
 def test_a_package_without_its_files_says_how_to_get_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "PROJECT", tmp_path)
-    monkeypatch.setattr(fetch, "SHIPPED", tmp_path / "specnb" / "shipped")
+    monkeypatch.setattr(places, "PROJECT", tmp_path)
+    monkeypatch.setattr(places, "SHIPPED", tmp_path / "specnb" / "shipped")
     with pytest.raises(FileNotFoundError, match=r"prompts\.jsonl comes with specnb.*install specnb with pip"):
-        fetch.shipped("prompts.jsonl")
+        places.shipped("prompts.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from specnb.drafters.pruned import PrunedLM, load_draft, made_for, save_draft
 from specnb.gof import chi_square
 from specnb.measure.prompts import load_prompts
 from specnb.models import CausalLM
-from specnb.models.fetch import PROJECT
+from specnb.models.places import PROJECT
 from specnb.probs import Sampling
 from specnb.sampler import autoregressive, speculative
 from tests.conftest import seeded, tiny_model

@@ -84,9 +84,9 @@ def test_the_python_block_runs_as_it_stands(smollm2, capsys):
 
 
 def test_the_call_of_memory_budget_is_one_that_can_be_made():
-    from specnb.models.memory import memory_budget
+    from specnb.measure.memory import memory_budget
 
-    (arguments,) = re.findall(r"`specnb\.models\.memory\.memory_budget\((.*?)\)`", README)
+    (arguments,) = re.findall(r"`specnb\.measure\.memory\.memory_budget\((.*?)\)`", README)
     names = [part.strip() for part in arguments.split(",")]
     named = dict(part.split("=") for part in names if "=" in part)
     inspect.signature(memory_budget).bind(*(part for part in names if "=" not in part), **named)

@@ -224,3 +224,12 @@ def test_the_rule_in_floats_agrees_with_the_rule_in_fractions():
         for x in range(3):
             ours = accept_probs(floats[0][None], floats[1][None], torch.tensor([x]))
             assert ours.item() == pytest.approx(float(exact.accept_prob(*fractions, x)))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0, 8.0])
+def test_rows_of_a_float32_softmax_over_a_large_vocabulary_are_accepted(scale):
+    logits = scale * torch.randn(4, 262_144, generator=torch.Generator().manual_seed(0))
+    probs = logits.softmax(-1)
+    assert verify(probs, probs[:3], torch.tensor([1, 2, 3]), torch.zeros(4)).num_accepted == 3
+    with pytest.raises(ValueError, match="misses a sum of 1"):
+        verify(1.0001 * probs, probs[:3], torch.tensor([1, 2, 3]), torch.zeros(4))

@@ -1,6 +1,7 @@
 import pytest
 
 from specnb import theory
+from specnb.serving.metrics import vllm_metrics
 from specnb.trace import Round, Trace
 
 TRACE = Trace(4, [Round(4, 4, 5, 1, 2, 3), Round(4, 1, 2, 1, 1, 1), Round(0, 0, 1, 0, 1, 0), Round(2, 0, 1, 1, 1, 1)])
@@ -65,7 +66,7 @@ def test_six_things_called_acceptance_rate_on_one_run():
     assert trace.survival == pytest.approx([0.8, 0.64, 0.512, 0.41, 0.328], abs=5e-4)
     biased = sum(r.num_accepted + 1 for r in rounds) / sum(r.num_drafted + 1 for r in rounds)  # SGLang before PR #23530
     assert biased == pytest.approx(0.615, abs=5e-4)
-    exported = trace.vllm_metrics()
+    exported = vllm_metrics(trace)
     assert exported["mean_acceptance_length"] == trace.tokens_per_round
     assert exported["draft_acceptance_rate"] == trace.accepted_fraction
     assert exported["acceptance_histogram"] == trace.accepted_histogram == counts
@@ -73,7 +74,7 @@ def test_six_things_called_acceptance_rate_on_one_run():
 
 def test_rounds_without_drafts_are_no_steps_for_vllm():
     trace = Trace(2, [Round(0, 0, 1), Round(2, 1, 2), Round(0, 0, 1)])
-    exported = trace.vllm_metrics()
+    exported = vllm_metrics(trace)
     assert (exported["per_step_accepted"], exported["per_step_drafted"]) == ([1], [2])
     assert exported["mean_acceptance_length"] == 2 and exported["acceptance_histogram"] == [0, 1, 0]
-    assert Trace(2, [Round(0, 0, 1)]).vllm_metrics()["mean_acceptance_length"] is None
+    assert vllm_metrics(Trace(2, [Round(0, 0, 1)]))["mean_acceptance_length"] is None

@@ -11,7 +11,7 @@ import pytest
 
 from specnb.measure import results
 from specnb.measure.unfinished import Unfinished, differences
-from specnb.models.fetch import PROJECT
+from specnb.models.places import PROJECT
 
 GPU = {"name": "NVIDIA H200", "driver": "570.1", "num_processes": 0, "sm_clock_mhz": 345.0}
 HEADER = {

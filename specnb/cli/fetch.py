@@ -16,6 +16,6 @@ def fetch(
     ] = None,
 ):
     """Bring SmolLM2-135M-Instruct into the cache (93 MB, once)."""
-    from specnb.models.fetch import fetch
+    from specnb.cli.smollm2 import fetch
 
     print(f"kept in {fetch(source)}")

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specnb.models import CausalLM
-from specnb.models.fetch import file_sha256
+from specnb.models.places import file_sha256
 
 SCHEMA = "specnb-draft/1"
 

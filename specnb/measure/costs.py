@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from specnb.models.memory import kv_bytes_per_token
+from specnb.measure.memory import kv_bytes_per_token
 from specnb.timing import recorded_event, synchronize
 
 BAND = (20, 50, 80)  # Percentiles: a median, and a band that a few disturbed repeats do not move.

@@ -1,6 +1,6 @@
 """How many bytes of tensors are alive, on devices without a counter of their own.
 
-It knows torch's operations. It does not know models. Read `specnb.models.memory` beside it, which predicts the number.
+It knows torch's operations. It does not know models. Read `specnb.measure.memory` beside it, which predicts the number.
 """
 
 import weakref

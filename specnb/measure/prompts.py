@@ -9,7 +9,7 @@ from itertools import islice
 
 from specnb.measure.chat import encode
 from specnb.measure.json_lines import json_lines
-from specnb.models.fetch import shipped
+from specnb.models.places import shipped
 
 MOST = 1e15  # of any number in a prompt file; infinity and NaN are not below it
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from specnb.measure.layout import check
-from specnb.models.fetch import PROJECT, SHIPPED
+from specnb.models.places import PROJECT, SHIPPED
 from specnb.timing import environment
 
 VERSION = 1  # Of the layout, behind the kind: "specnb-sweep/1".

@@ -6,6 +6,5 @@ rolled back. Models know caches, devices and dtypes; they know nothing of drafti
 
 from specnb.models.base import LanguageModel, Scores, check_same_vocabulary
 from specnb.models.causal import DTYPES, CausalLM, available_device, default_dtype
-from specnb.models.memory import memory_budget
 from specnb.models.pair import default_target, load_pair
 from specnb.models.table import TableModel

@@ -11,8 +11,8 @@ import torch
 from specnb.models.base import Scores, as_lengths
 from specnb.models.cache import BatchCache, Cache, refuse_unless_croppable
 from specnb.models.checks import changing_positions, check_forwards
-from specnb.models.fetch import file_sha256
 from specnb.models.loading import has_tokenizer, load_weights, plain_errors
+from specnb.models.places import file_sha256
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 

