@@ -5,8 +5,8 @@
 `OTHER_CHECKOUT` is a folder with the other commit, such as one made by `git worktree add`. Both processes load SmolLM2
 and wait; then they are asked for the same generation by turns, and the one that is not asked does nothing. What is
 compared is the time of a round without the first. The texts of single prompts must be equal; those of a batch are
-counted, because a commit that asks for other shapes of a batch may round a near tie in bfloat16 the other way. Writes `data/bench/commits.json`. Run it
-with nothing else on the machine.
+counted, because a commit that asks for other shapes of a batch may round a near tie in bfloat16 the other way. Writes
+`data/bench/commits.json`. Run it with nothing else on the machine.
 """
 
 import json
